@@ -11,7 +11,10 @@ from hpccoll.units import KiB, MiB
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """The candidates, best first, for messages smaller than `below_bytes` on at most `most_ranks` ranks."""
+    """A rule: candidates (algorithm names), best first, for messages below `below_bytes` on few ranks.
+
+    `most_ranks` is the largest number of ranks to which the rule applies.
+    """
 
     below_bytes: float
     candidates: tuple[str, ...]
@@ -22,40 +25,40 @@ ANY_SIZE = float("inf")
 
 
 def _prefer_plans(medium: str, medium_below: int, long: str) -> tuple[SizeRule, ...]:
-    """Return rules for several nodes: the MPI library first below 32 KiB, then `medium`, then `long`."""
+    """Return rules for several nodes: the MPI library first below 32 KiB, `medium` below `medium_below`, then `long`.
+
+    `medium` and `long` are names of algorithms, and `medium_below` is in bytes.
+    """
     return SizeRule(32 * KiB, (MPI_LIBRARY, medium)), SizeRule(medium_below, (medium,)), SizeRule(ANY_SIZE, (long,))
 
 
-def _prefer_shared(
-    below: float, *above: str, most_ranks: int = 4, on_four_below: float | None = None
-) -> tuple[SizeRule, ...]:
-    """Return rules for one node: `shared` on few ranks, on others the MPI library below 16 KiB; then `above`.
+def _prefer_shared(below: float, *above: str) -> tuple[SizeRule, ...]:
+    """Return rules for one node: the algorithm `shared` on at most 4 ranks, the MPI library below 16 KiB on others.
 
-    If `on_four_below` is given, `shared` is also preferred on 3 and 4 ranks from `below` up to this size.
+    `above` are the candidates, best first, for messages from `below` bytes on, and on more than 4 ranks from 16 KiB on.
     """
     few = ("shared", MPI_LIBRARY)
-    on_four = () if on_four_below is None else (SizeRule(on_four_below, above, 2), SizeRule(on_four_below, few, 4))
     return (
-        SizeRule(16 * KiB, few, most_ranks),
+        SizeRule(16 * KiB, few, 4),
         SizeRule(16 * KiB, (MPI_LIBRARY,)),
-        SizeRule(below, few, most_ranks),
-        *on_four,
+        SizeRule(below, few, 4),
         SizeRule(ANY_SIZE, above),
     )
 
 
-# The rules follow from timings of all_reduce with new arrays in each call, on two cores of an AMD EPYC, with MPICH
-# 5.0.2. These are the medians in microseconds. On 2 ranks, for 8 B, 1 KiB, 4 KiB, 16 KiB, 64 KiB, 256 KiB and 1 MiB:
-# MPI library: 2.0, 4.2, 4.5, 15, 28, 73, 198; shared_one_shot: 0.5, 0.8, 1.2, 3.9, 12, 37, 198;
-# shared_two_shot: 0.6, 0.9, 1.3, 2.1, 5.4, 17, 145.
-# On 4 ranks, for 64 KiB, 256 KiB, 1 MiB and 4 MiB: MPI library: 286, 575, 1246, 4418; shared_two_shot: 99, 363, 1088,
-# 3097.
-# For 4 KiB and 16 KiB on 4 ranks, shared_one_shot takes 36 and 85 where the MPI library takes 156 and 378; for 16 KiB,
-# shared_two_shot takes as long as shared_one_shot there.
-# In shared_one_shot, the work of a rank grows with the number of ranks, because each rank reads the messages of all
-# ranks. On 16 cores of an Intel Xeon, for 1 KiB, 4 KiB, 16 KiB and 64 KiB, shared_one_shot takes 5.0, 8.3, 25 and 93 on
-# 8 ranks, and 7.7, 12, 49 and 200 on 16 ranks. shared_two_shot takes 11 for 16 KiB and 24 for 64 KiB on 8 ranks, 17 and
-# 36 on 16 ranks; for 256 KiB and 1 MiB, 90 and 392 on 8 ranks, where rabenseifner takes 137 and 478.
+# The rules follow from timings with new arrays in each call, on two cores of an AMD EPYC, with MPICH 5.0.2.
+# An all_reduce of 8 B, 4 KiB, 64 KiB and 1 MiB on 2 ranks takes 2.0, 4.5, 28 and 198 us by the MPI library.
+# On 2 ranks, an all_reduce of 8 B, 4 KiB, 64 KiB and 1 MiB takes 0.5, 1.2, 12 and 198 us by `shared_one_shot`.
+# On 2 ranks, an all_reduce of 8 B, 4 KiB, 64 KiB and 1 MiB takes 0.6, 1.3, 5.4 and 145 us by `shared_two_shot`.
+# An all_reduce of 64 KiB, 256 KiB, 1 MiB and 4 MiB on 4 ranks takes 286, 575, 1246 and 4418 us by the MPI library.
+# For 64 KiB, 256 KiB, 1 MiB and 4 MiB on 4 ranks, `shared_two_shot` takes 99, 363, 1088 and 3097 us.
+# For 4 KiB and 16 KiB on 4 ranks, `shared_one_shot` takes 36 and 85 us, and the MPI library 156 and 378 us.
+# For 16 KiB on 4 ranks, `shared_two_shot` takes as long as `shared_one_shot`.
+# In `shared_one_shot`, each rank reads the messages of all ranks, so its work grows with the number of ranks.
+# On 8 ranks (16 cores of an Intel Xeon), `shared_one_shot` takes 5.0, 25 and 93 us for 1 KiB, 16 KiB and 64 KiB.
+# On 16 ranks (16 cores of an Intel Xeon), `shared_one_shot` takes 7.7, 49 and 200 us for 1 KiB, 16 KiB and 64 KiB.
+# For 16 KiB and 64 KiB, `shared_two_shot` takes 11 and 24 us on 8 ranks of the Xeon, 17 and 36 us on 16 ranks.
+# For 256 KiB and 1 MiB on 8 ranks of the Xeon, `shared_two_shot` takes 90 and 392 us, and `rabenseifner` 137 and 478.
 ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     (Operation.ALL_REDUCE, BufferKind.HOST): (
         SizeRule(KiB, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
@@ -65,53 +68,67 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(256 * KiB, ("shared_two_shot", MPI_LIBRARY)),
         SizeRule(ANY_SIZE, ("shared_two_shot", "rabenseifner")),
     ),
-    # Symmetric buffers on 2 ranks, for 8 B, 4 KiB and 64 KiB: `shared_two_shot` 1.2, 1.4 and 2.1 us, MPI 3.3, 6.1 and
-    # 24 us; on 4 ranks that share 2 cores 9.9, 10 and 13 us, MPI 19, 33 and 96 us.
+    # With symmetric buffers on 2 ranks, `shared_two_shot` takes 1.2 and 2.1 us for 8 B and 64 KiB, MPI 3.3 and 24 us.
+    # On 4 ranks that share 2 cores, `shared_two_shot` takes 9.9 and 13 us for 8 B and 64 KiB, MPI 19 and 96 us.
     (Operation.ALL_REDUCE, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared_two_shot",)),),
     (Operation.BARRIER, BufferKind.HOST): (
         SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=16),
         SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),
     ),
-    # New host arrays in every call on 2 ranks, for 8 B, 16 KiB and 256 KiB. Broadcast: MPI takes 4.2, 14 and 39 us,
-    # `shared` 0.8, 5.5 and 31 us. all_gather: 9.5, 17 and 47 us by MPI, 4.3, 5.8 and 24 us by `shared`.
-    # reduce: 9.9, 29 and 109 us by MPI, 1.4, 3.0 and 24 us by `shared`. reduce_scatter: 17, 26 and 93 us by MPI, 4.9,
-    # 5.5 and 24 us by `shared`. all_to_all: 16, 49 and 360 us by MPI, 4.7, 12 and 219 us by `shared`. On 4 ranks,
-    # `shared` takes 0.2 to 0.5 of MPI's time up to 64 KiB, but 1.2 of its time in a broadcast below 16 KiB. In half of
-    # the jobs on another day, a broadcast of 256 KiB by `shared` took 115 us, in the others 28 us, and by MPI 27 us in
-    # all of them, 47 us if the root had changed the array.
-    (Operation.BROADCAST, BufferKind.HOST): _prefer_shared(128 * KiB, MPI_LIBRARY, most_ranks=2),
-    # On 4 ranks, for 256 KiB, 1 MiB, 4 MiB and 16 MiB: a reduce_scatter takes 215, 747, 2150 and 8160 us by MPI, 136,
-    # 802, 1630 and 5650 us by `bruck`, 69, 471, 1390 and 4160 us by `shared`. all_gather: 197, 818, 1700 and 5390 us by
-    # MPI, 149, 583, 1450 and 5470 us by `shared`. all_to_all: 204, 549, 2290 and 13400 us by MPI, 149, 456, 2300 and
-    # 10900 us by `shared`. A reduce of 128 KiB, 2 MiB and 32 MiB: 378, 6230 and 82000 us by MPI, 191, 1720 and 10800 us
-    # by `tree` and `chain`, 45, 1130 and 8710 us by `shared`. On 8 ranks, a reduce_scatter of 256 KiB and 16 MiB takes
-    # 1040 and 14300 us by MPI, 840 and 14800 us by `bruck`, 480 and 9880 us by `shared`.
-    (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(512 * KiB, MPI_LIBRARY, on_four_below=8 * MiB),
-    (Operation.REDUCE, BufferKind.HOST): (
-        *_prefer_shared(128 * KiB)[:-1],
-        SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
-        SizeRule(ANY_SIZE, ()),
-    ),
-    (Operation.REDUCE_SCATTER, BufferKind.HOST): (
-        *_prefer_shared(128 * KiB)[:-1],
-        SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
-        SizeRule(ANY_SIZE, ()),
-    ),
-    # On 2 ranks, for 16 KiB, MPI takes 5.0 us (gather) and 5.5 us (scatter), `shared` 1.6 us and 1.3 us; for 64 KiB,
-    # MPI 7.2 and 7.7 us, `shared` 6.0 and 5.8 us. For a scatter of 512 KiB, MPI takes 18 us and `shared` 35 us.
-    (Operation.GATHER, BufferKind.HOST): (
-        SizeRule(16 * KiB, (MPI_LIBRARY,)),
-        SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+    # The following times are from two cores of an EPYC, of calls on inputs that every rank has just written.
+    # MPI stands for MPICH, and the message sizes are those of the whole message.
+    # On 2 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 8.9, 56, 97, 350 and 1810 us by MPI.
+    # On 2 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.3, 18, 64, 226 and 1110 us by `shared`.
+    # On 2 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 9.4, 47, 83, 222 and 1910 us by MPI.
+    # On 2 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.3, 17, 59, 232 and 1940 us by `shared`.
+    # On 2 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 14, 70, 152, 835 and 18500 us by MPI.
+    # On 2 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 1.9, 14, 56, 272 and 2100 us by `shared`.
+    # On 2 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 11, 52, 114, 371 and 3090 us by MPI.
+    # On 2 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.1, 14, 51, 177 and 1750 us by `shared`.
+    # On 2 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 15, 32, 79, 246 and 2180 us by MPI.
+    # On 2 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.4, 15, 52, 235 and 2260 us by `shared`.
+    # On 4 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 30, 149, 311, 679 and 4560 us by MPI.
+    # On 4 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 13, 86, 237, 669 and 3880 us by `shared`.
+    # On 4 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 34, 93, 204, 702 and 4710 us by MPI.
+    # On 4 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 9, 37, 196, 776 and 4950 us by `shared`.
+    # On 4 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 49, 184, 508, 3730 and 36200 us by MPI.
+    # On 4 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 12, 53, 236, 1620 and 6890 us by `shared`.
+    # On 4 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 32, 114, 297, 1250 and 7440 us by MPI.
+    # On 4 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 8, 41, 157, 1070 and 5130 us by `shared`.
+    # On 4 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 37, 107, 216, 1510 and 6660 us by MPI.
+    # On 4 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 13, 84, 211, 1220 and 5640 us by `shared`.
+    # If the cores have no common cache, a broadcast of 512 KiB on 2 ranks takes 324 us by MPI and 93 us by `shared`.
+    # If the cores have no common cache, MPI broadcasts 512 KiB that the root has not changed in 73 us.
+    # On 4 ranks, a broadcast of 1 KiB takes 6.9 us by MPI, 9.4 us by `shared`, and 1.2 us by `tree`.
+    # In a broadcast by `tree`, no rank waits for all other ranks, as ranks do in one by `shared`.
+    # On 8 ranks, a reduce_scatter of 256 KiB and 16 MiB takes 1040 and 14300 us by MPI, 480 and 9880 us by `shared`.
+    (Operation.BROADCAST, BufferKind.HOST): (
+        SizeRule(8 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+        SizeRule(8 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
+        SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=4),
         SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
     ),
-    (Operation.SCATTER, BufferKind.HOST): (
-        SizeRule(16 * KiB, (MPI_LIBRARY,)),
-        SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
-        SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
-    ),
-    (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(64 * KiB + 1, MPI_LIBRARY, on_four_below=2 * MiB),
-    # Symmetric buffers on 2 ranks, from 8 B to 4 KiB: `shared` 1.3 to 1.9 us, MPI 3.1 to 5.5 us. On 4 ranks that share
-    # 2 cores, `shared` takes 10 us, MPI 18 to 30 us, but 5 to 7 us where not every rank waits for all others.
+    (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(8 * MiB, MPI_LIBRARY),
+    **{
+        (operation, BufferKind.HOST): (
+            *_prefer_shared(128 * KiB)[:-1],
+            SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
+            SizeRule(ANY_SIZE, ()),
+        )
+        for operation in (Operation.REDUCE, Operation.REDUCE_SCATTER)
+    },
+    **{
+        (operation, BufferKind.HOST): (
+            SizeRule(16 * KiB, (MPI_LIBRARY,)),
+            SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+            SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
+        )
+        for operation in (Operation.GATHER, Operation.SCATTER)
+    },
+    (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(8 * MiB, MPI_LIBRARY),
+    # With symmetric buffers on 2 ranks, `shared` takes 1.3 to 1.9 us from 8 B to 4 KiB, and MPI 3.1 to 5.5 us.
+    # On 4 ranks that share 2 cores, `shared` takes 10 us from 8 B to 4 KiB, and MPI 18 to 30 us.
+    # On 4 ranks that share 2 cores, MPI takes 5 to 7 us for collectives in which not every rank waits for all others.
     **{
         (operation, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared",)),)
         for operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
@@ -126,13 +143,27 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     },
 }
 
-# Calls on one node, in host memory, for which one plan serves many calls: prepared calls, and blocking calls of equal
-# blocks. (A plan for new block sizes takes milliseconds.) For 8 B and 12 KB on 2 ranks, a gather takes 2.1 and 2.2 us
-# in mpi4py, 0.9 and 1.4 us by `tree`; a scatter 1.8 and 2.0 us in mpi4py, 0.7 and 1.1 us by `shared`. On 4 ranks that
-# share 2 cores, a gather takes 9 to 14 us in mpi4py, and 5 to 7 us by `tree`.
+# These rules are for calls on one node, in host memory, for which one plan serves many calls.
+# A plan serves prepared calls, and blocking calls of equal blocks; a plan for new block sizes takes milliseconds.
+# A gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 2.0, 10, 64 and 251 us by MPI.
+# A gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 0.9, 4.1, 68 and 196 us by `shared`.
+# A scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 2.6, 12, 75 and 157 us by MPI.
+# A scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 0.8, 3.1, 55 and 131 us by `shared`.
+# On 4 ranks that share 2 cores, a gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 13, 40, 363 and 1400 us by MPI.
+# On 4 ranks that share 2 cores, a gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 15, 17, 78 and 204 us by `shared`.
+# On 4 ranks that share 2 cores, a scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 7.5, 37, 148 and 641 us by MPI.
+# On 4 ranks that share 2 cores, a scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 6.0, 14, 108 and 423 by `shared`.
+# On 4 ranks that share 2 cores, a gather of 1 KiB takes 5.1 us by `tree`, and a scatter of 1 KiB 1.2 us.
 REUSED_PLAN_RULES: dict[Operation, tuple[SizeRule, ...]] = {
-    Operation.GATHER: (SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),),
-    Operation.SCATTER: (SizeRule(16 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),),
+    Operation.GATHER: (
+        SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
+        SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=4),
+    ),
+    Operation.SCATTER: (
+        SizeRule(16 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+        SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
+        SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=4),
+    ),
 }
 
 # Across nodes, the rules prefer the MPI library for short messages.
@@ -152,9 +183,11 @@ MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 }
 
 # With one rank per node, two-level plans gain nothing from shared memory, and asynchronous ones wait for each other.
-# On two nodes of `hpccoll lab` without a limit of the rate, an all_reduce of 128 KiB (8 MiB) takes 79 us (8.4 ms) by
-# two-level plans, and 51 us by `recursive_doubling` (5.9 ms by `ring`). For an all_gather of 1 MiB, `hierarchical_ring`
-# takes 379 us and `ring` 243 us; for a reduce_scatter, 386 us and 281 us.
+# The following times are from two nodes of `hpccoll lab` without a limit of the rate.
+# An all_reduce of 128 KiB between two nodes takes 79 us by two-level plans, and 51 us by `recursive_doubling`.
+# An all_reduce of 8 MiB between two nodes takes 8.4 ms by two-level plans, and 5.9 ms by `ring`.
+# Between two nodes, `hierarchical_ring` and `ring` take 379 and 243 us for an all_gather of 1 MiB.
+# Between two nodes, `hierarchical_ring` and `ring` take 386 and 281 us for a reduce_scatter of 1 MiB.
 ONE_RANK_PER_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.ALL_REDUCE: _prefer_plans("recursive_doubling", 512 * KiB, "ring"),
     Operation.REDUCE_SCATTER: _prefer_plans("bruck", 512 * KiB, "ring"),
@@ -165,7 +198,18 @@ ONE_RANK_PER_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 def find_rule_candidates(
     operation: Operation, buffer: BufferKind, nbytes: int, ranks: int, nodes: int, *, reuses_plan: bool = True
 ) -> tuple[str, ...]:
-    """Return the candidates for a message, best first (possibly none); on several nodes the last is always `mpi`."""
+    """Return the names of the algorithms that fixed rules prefer for a message, best first; may be empty.
+
+    On several nodes, the last one is always `mpi`, the MPI library's own collective.
+
+    Args:
+        operation: the collective.
+        buffer: the kind of memory of the buffers.
+        nbytes: the message size in bytes.
+        ranks: the number of ranks.
+        nodes: the number of nodes.
+        reuses_plan: whether one plan serves many calls.
+    """
     rules = MULTI_NODE_RULES[operation] if nodes > 1 else ONE_NODE_RULES.get((operation, buffer), ())
     if ranks == nodes > 1 and buffer is not BufferKind.CUDA:
         rules = ONE_RANK_PER_NODE_RULES.get(operation, rules)
