@@ -38,10 +38,11 @@ def make_records(explanation: Explanation, predictions: Sequence[Prediction] = (
             wait_s=cost.wait_s, transfer_s=cost.transfer_s,
         )  # fmt: skip
     for prediction in predictions:
+        low, high = prediction.saving_bounds or (None, None)
         yield ProfilePredictionRecord(
             change=prediction.change, description=prediction.description, predicted_s=prediction.seconds,
             recorded_s=prediction.recorded_s, saving=prediction.saving, replay_error=prediction.error,
-            saving_bounds=prediction.saving_bounds, assumption=prediction.assumption,
+            saving_low=low, saving_high=high, assumption=prediction.assumption,
         )  # fmt: skip
 
 

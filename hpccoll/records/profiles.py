@@ -125,8 +125,10 @@ class ProfilePredictionRecord(Record, frozen=True, kw_only=True):
         float | None, about("1 - predicted_s / recorded_s; negative if the job becomes slower; null if unknown.")
     ]
     replay_error: Annotated[Amount, about("Relative error of a replay without a change.")]
-    saving_bounds: Annotated[
-        tuple[float, float] | None,
-        about("Least and largest saving that the recording admits; null if the recorded times determine the saving."),
+    saving_low: Annotated[
+        float | None, about("Least saving that the recording admits; null if the saving is exact or nothing is known.")
+    ] = None
+    saving_high: Annotated[
+        float | None, about("Largest saving that the recording admits; null where `saving_low` is null.")
     ] = None
     assumption: Annotated[str, about("What the prediction assumes; empty if nothing beyond the recorded times.")]
