@@ -8,10 +8,10 @@ with those of the network that is fitted to the recording.
     python bench/profile_replay.py --ranks 4 --jobs 5 --lab 1ms --algorithms
 
 With `--lab TIME`, each rank has a node of its own in a lab (`hpccoll lab`), whose links add TIME and carry 400 Mbit/s.
-With `--algorithms`, a program of all_reduces runs with each of several algorithms, in turns. The table has the saving
-that the recording with one algorithm predicts for each other algorithm, and the measured saving: first without, then
-with a tuning table that `hpccoll tune` measures between the runs. A prediction is right if it is within 30 % of the
-measured saving; only savings of more than 10 % of the run time count.
+With `--algorithms`, a program of all_reduces runs with several algorithms in turns. Then it is recorded with each of
+them, and `hpccoll tune` measures them. The table has the share of the run time that another algorithm saves, as
+measured (the median of the jobs) and as predicted from the recording, without and with the tuning table. A prediction
+is right if it is within 30 % of the measured saving; only savings of more than 10 % of the run time count.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ DOCS: Final = {
 }  # the arguments of programs in docs/programs
 ALGORITHMS: Final = ("ring", "recursive_doubling", "rabenseifner")
 SIZES: Final = (8, 2**18)
-LAB_LOOP: Final = (100, 1e-3)  # the calls of a program of all_reduces, and the seconds of computing before each
-HOST_LOOP: Final = (1000, 1e-4)
+LAB_LOOP: Final = (20, 10, 1e-3)  # turns of a program of all_reduces, calls of a turn, seconds of computing before each
+HOST_LOOP: Final = (20, 100, 1e-5)
+TUNING_BUDGET_S: Final = "20"
 LEAST_SAVING, TOLERANCE = 0.1, 0.3  # of the run time, from which a saving counts; of the saving, of a right prediction
 PORT: Final = "29517"
 RANK_VARIABLES: Final = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
@@ -115,28 +116,37 @@ def run_pipeline() -> None:
                 comm.Send(result, rank - 1, micro)
 
 
-def run_reductions(nbytes: int, calls: int, compute_s: float) -> None:
-    """Run all_reduces over hpccoll, and print the seconds from a barrier to a barrier.
+def run_reductions(nbytes: int, turns: int, calls: int, compute_s: float) -> None:
+    """Run all_reduces over hpccoll with each of ALGORITHMS in turns, or with one algorithm if there are no turns.
+
+    Print, for each algorithm, the median seconds of a turn, from a barrier to a barrier.
 
     Args:
         nbytes: the bytes of each vector of float64.
-        calls: the number of all_reduces; three more come before the first barrier.
+        turns: the number of turns; 0 for a single one with the algorithm of HPCCOLL_MPI4PY_ALGORITHMS.
+        calls: the number of all_reduces of a turn.
         compute_s: the seconds for which each rank sleeps before each call.
     """
     from mpi4py import MPI
 
-    comm = MPI.COMM_WORLD
-    source, result = np.ones(nbytes // 8), np.empty(nbytes // 8)
-    for _ in range(3):
-        comm.Allreduce(source, result)
-    comm.Barrier()
-    begin_s = time.perf_counter()
-    for _ in range(calls):
-        time.sleep(compute_s)
-        comm.Allreduce(source, result)
-    comm.Barrier()
+    from hpccoll.mpi4py import configure
+
+    comm, source, result = MPI.COMM_WORLD, np.ones(nbytes // 8), np.empty(nbytes // 8)
+    seconds: dict[str, list[float]] = {name: [] for name in (ALGORITHMS if turns else ("",))}
+    for _ in range(turns + 1):  # the first turn is a warm-up, unless it is the only one
+        for name, values in seconds.items():
+            if name:
+                configure("all_reduce", name)
+            comm.Barrier()
+            begin_s = time.perf_counter()
+            for _ in range(calls):
+                time.sleep(compute_s)
+                comm.Allreduce(source, result)
+            comm.Barrier()
+            values.append(time.perf_counter() - begin_s)
     if comm.rank == 0:
-        print("seconds", time.perf_counter() - begin_s, flush=True)
+        for name, values in seconds.items():
+            print("seconds", name, median(values[1:] or values), flush=True)
 
 
 RUNS: Final[dict[str, Callable[[], None]]] = {"ddp": run_ddp, "fsdp": run_fsdp, "pipeline": run_pipeline}
@@ -211,28 +221,28 @@ def compare_replays(cluster: Cluster, programs: Sequence[str], jobs: int, direct
     print(f"| median of {len(every)} jobs | | | {exact:.1%} | {fitted_error:.1%} |")
 
 
-def record_algorithms(cluster: Cluster, nbytes: int, jobs: int, directory: Path) -> dict[str, list[float]]:
-    """Record a program of all_reduces with each algorithm in turns, and tune once; return the seconds by algorithm.
+def measure_algorithms(cluster: Cluster, nbytes: int) -> dict[str, float]:
+    """Return the seconds of a turn of a program of all_reduces with each algorithm, measured in turns in one job."""
+    turns, calls, compute_s = LAB_LOOP if cluster.has_lab else HOST_LOOP
+    words = [__file__, "--reductions", *map(str, (nbytes, turns, calls, compute_s))]
+    printed = cluster.run([sys.executable, "-m", "hpccoll.mpi4py", *words], HPCCOLL_MPI4PY_AFTER="0")
+    rows = [line.split() for line in printed.splitlines() if line.startswith("seconds")]
+    return {name: float(seconds) for _, name, seconds in rows}
 
-    The recordings are in `directory`, as ALGORITHM-BYTES-JOB, and the tuning table as BYTES.json.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
-    calls, compute_s = LAB_LOOP if cluster.has_lab else HOST_LOOP
-    words = [__file__, "--reductions", str(nbytes), str(calls), str(compute_s)]
-    for job in range(jobs):
-        if job == jobs // 2:
-            size = ["-b", str(nbytes), "-e", str(nbytes)]
-            tune = [str(BIN / "hpccoll"), "tune", "all_reduce", *size, "--buffer", "host"]
-            cluster.run([*tune, "-o", str(directory / f"{nbytes}.json")])
-        for name in ALGORITHMS:
-            variables = {"HPCCOLL_MPI4PY_ALGORITHMS": f"all_reduce={name}", "HPCCOLL_MPI4PY_AFTER": "0"}
-            printed = cluster.record(directory / f"{name}-{nbytes}-{job}", ["--drop-in", *words], **variables)
-            seconds[name].append(float(printed.split("seconds")[1].split()[0]))
-    return seconds
+
+def record_algorithms(cluster: Cluster, nbytes: int, directory: Path) -> None:
+    """Record the program with each algorithm as `directory`/ALGORITHM-BYTES, and write a tuning table, BYTES.json."""
+    turns, calls, compute_s = LAB_LOOP if cluster.has_lab else HOST_LOOP
+    words = ["--drop-in", __file__, "--reductions", *map(str, (nbytes, 0, turns * calls, compute_s))]
+    for name in ALGORITHMS:
+        variables = {"HPCCOLL_MPI4PY_ALGORITHMS": f"all_reduce={name}", "HPCCOLL_MPI4PY_AFTER": "0"}
+        cluster.record(directory / f"{name}-{nbytes}", words, **variables)
+    size = ["-b", str(nbytes), "-e", str(nbytes), "--buffer", "host", "--budget", TUNING_BUDGET_S]
+    cluster.run([str(BIN / "hpccoll"), "tune", "all_reduce", *size, "-o", str(directory / f"{nbytes}.json")])
 
 
 def predict_savings(recording: Path, others: Sequence[str], tuning: str) -> dict[str, float]:
-    """Return the seconds that a recorded job is predicted to save with each other algorithm; NaN if not known.
+    """Return the share of its time that a recorded job is predicted to save with other algorithms; NaN if not known.
 
     Args:
         recording: the recording of the job.
@@ -241,37 +251,32 @@ def predict_savings(recording: Path, others: Sequence[str], tuning: str) -> dict
     """
     records = read_records(recording, *(f"algorithm=all_reduce/{name}" for name in others), tuning=tuning)
     predictions = [record for record in records if record["kind"] == "profile_prediction"]
-    return {
-        name: math.nan if each["predicted_s"] is None else each["recorded_s"] - each["predicted_s"]
-        for name, each in zip(others, predictions, strict=True)
-    }
+    savings = (math.nan if each["saving"] is None else each["saving"] for each in predictions)
+    return dict(zip(others, savings, strict=True))
 
 
 def compare_algorithms(cluster: Cluster, jobs: int, directory: Path) -> None:
-    """Print the measured and the predicted saving of each change of the algorithm.
-
-    The saving is the difference of the shortest times of the jobs, because other programs of the machine only make
-    times longer. It is predicted from the recording of the shortest job.
-    """
+    """Print the measured and the predicted saving of each change of the algorithm, as shares of the run time."""
     print("| bytes | recorded | changed to | saved | by simulation | by tuning table |\n|---|---|---|---|---|---|")
     rights: dict[str, list[bool]] = {"simulation": [], "tuning table": []}
     for nbytes in SIZES:
-        seconds = record_algorithms(cluster, nbytes, jobs, directory)
-        shortest = {name: min(each) for name, each in seconds.items()}
+        measured = [measure_algorithms(cluster, nbytes) for _ in range(jobs)]
+        record_algorithms(cluster, nbytes, directory)
+        seconds = {name: median(each[name] for each in measured) for name in ALGORITHMS}
         tables = {"simulation": "off", "tuning table": str(directory / f"{nbytes}.json")}
         for name in ALGORITHMS:
-            recording = directory / f"{name}-{nbytes}-{seconds[name].index(shortest[name])}"
             others = [other for other in ALGORITHMS if other != name]
+            recording = directory / f"{name}-{nbytes}"
             predicted = {source: predict_savings(recording, others, table) for source, table in tables.items()}
             for other in others:
-                saved_s, cells = shortest[name] - shortest[other], []
+                saved, cells = 1 - seconds[other] / seconds[name], []
                 for source, savings in predicted.items():
-                    cells.append("not known" if math.isnan(savings[other]) else f"{savings[other]:.3f} s")
-                    if saved_s > LEAST_SAVING * shortest[name] and not math.isnan(savings[other]):
-                        is_right = abs(savings[other] / saved_s - 1) <= TOLERANCE
+                    cells.append("not known" if math.isnan(savings[other]) else f"{savings[other]:.0%}")
+                    if saved > LEAST_SAVING and not math.isnan(savings[other]):
+                        is_right = abs(savings[other] / saved - 1) <= TOLERANCE
                         rights[source].append(is_right)
                         cells[-1] += f" ({'right' if is_right else 'wrong'})"
-                row = f"| {nbytes} | {name} {shortest[name]:.3f} s | {other} {shortest[other]:.3f} s | {saved_s:.3f} s"
+                row = f"| {nbytes} | {name} {seconds[name]:.4f} s | {other} {seconds[other]:.4f} s | {saved:.0%}"
                 print(f"{row} | {' | '.join(cells)} |", flush=True)
     for source, values in rights.items():
         print(f"{source}: {sum(values)} of {len(values)} predictions of savings above 10 % are right")
@@ -286,15 +291,15 @@ def main() -> int:
     parser.add_argument("--algorithms", action="store_true")
     parser.add_argument("--run", choices=RUNS, help="run one rank of a program")
     parser.add_argument(
-        "--reductions", nargs=3, metavar=("BYTES", "CALLS", "SECONDS"), help="run one rank of a program of all_reduces"
+        "--reductions", nargs=4, metavar=("BYTES", "TURNS", "CALLS", "SECONDS"), help="run one rank of all_reduces"
     )
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", default=[*DOCS, *RUNS])
     arguments = parser.parse_args()
     if arguments.run:
         RUNS[arguments.run]()
     elif arguments.reductions:
-        nbytes, calls, compute_s = arguments.reductions
-        run_reductions(int(nbytes), int(calls), float(compute_s))
+        nbytes, turns, calls, compute_s = arguments.reductions
+        run_reductions(int(nbytes), int(turns), int(calls), float(compute_s))
     else:
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))

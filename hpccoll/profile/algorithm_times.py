@@ -36,7 +36,7 @@ from hpccoll.selection.tuning_files import load_tuning_table
 from hpccoll.selection.tuning_table import MAX_SIZE_RATIO, MIN_BYTES, CandidateTiming, TuningSeries
 from hpccoll.units import format_count
 
-MODEL_ERROR: Final = 0.25  # largest usual error of the ratio of two simulated times, as a share of it
+MODEL_ERROR: Final = 1 / 3  # largest usual error of the ratio of two simulated times, as a share of it
 _USUAL_LENGTH: Final = 3.0  # multiple of the median transfer, beyond which the rest of a transfer is not scaled
 
 
