@@ -27,6 +27,7 @@ from hpccoll.selection import MPI_LIBRARY
 _FIRST_ALPHA_S, _FIRST_BETA = 2e-6, 2e-10  # network on which the fit first chooses algorithms
 _LEAST = (1e-9, 1e-13)  # alpha and beta of the fastest network that a fit returns
 _ALPHA_BYTES = tuple(2**power for power in range(10, 25))  # alpha / beta of real networks: 1 KiB to 16 MiB
+_RARE_SHARE = 0.05  # kinds with fewer transfers than this share of those of the most frequent kind are not fitted
 _CLOSE_ERROR = 0.05  # networks with errors larger by at most this explain transfers nearly as well
 BLOCK_OPERATIONS = frozenset({"all_gather", "gather"})  # recorded with the bytes of one block
 
@@ -193,7 +194,8 @@ def list_networks(graph: CallGraph, transfers: JobTransfers, placement: Placemen
     """Return networks that explain the recorded transfers: the fitted one, then the most different ones, if any.
 
     The fitted network has the least sum of squared relative errors; the weight of a kind of transfers is its share of
-    the time of all transfers. The sum of all modelled transfers is the recorded one. Collectives take the algorithms
+    the time of all transfers. The sum of all modelled transfers is the recorded one. Rare kinds, such as the barriers
+    at both ends of a program, are left out, because their mean is that of a few calls. Collectives take the algorithms
     that the user has chosen for the drop-in, or else the fastest ones.
 
     Transfers of similar sizes do not tell latency from bandwidth, so that networks with smaller and larger ratios of
@@ -205,9 +207,10 @@ def list_networks(graph: CallGraph, transfers: JobTransfers, placement: Placemen
 
     has_levels = placement.count > 1 and any(kind.per_node > 1 for kind in transfers.kinds)
     choices, recorded = tuple(read_choices(graph.profile.algorithms or "")), measure_transfers(graph, transfers)
+    fewest = _RARE_SHARE * max((measured.count for measured in recorded), default=0)
     used = [
         (kind, measured) for kind, measured in zip(transfers.kinds, recorded, strict=True)
-        if measured.seconds > 0 and kind.ranks > 1
+        if measured.seconds > 0 and kind.ranks > 1 and measured.count >= fewest
     ]  # fmt: skip
     if not used:
         return [NetworkModel(_FIRST_ALPHA_S, _FIRST_BETA, choices=choices)]
