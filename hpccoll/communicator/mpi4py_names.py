@@ -46,7 +46,7 @@ _OBJECT_REPLACEMENTS: Final = {
 
 
 class Mpi4pyNames:
-    """Explains the names of mpi4py's methods in the AttributeError that an object of a subclass raises for them."""
+    """A base class: the AttributeError of its objects for a name of mpi4py's methods states hpccoll's own method."""
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
@@ -59,7 +59,7 @@ class Mpi4pyNames:
 
 
 def find_replacement(name: str) -> str | None:
-    """Return the call of hpccoll that does the same as mpi4py's method `name`; None for other names."""
+    """Return the call of hpccoll, such as `all_reduce(x)`, that does the same as mpi4py's method `name`, else None."""
     if name in _OBJECT_REPLACEMENTS:
         return _OBJECT_REPLACEMENTS[name]
     method, is_prepared = name.removesuffix("_init").lower(), name.endswith("_init")
