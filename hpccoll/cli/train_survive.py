@@ -111,7 +111,7 @@ class _Program:
         return summary
 
     def _open_directory(self) -> CheckpointDirectory | None:
-        """Return the directory for checkpoints, opened if this rank has not opened it yet; None without --checkpoint."""
+        """Return the directory for checkpoints, opened if this rank has not done so; None without --checkpoint."""
         if self._checkpoints.directory is None:
             return None
         return self._directory or CheckpointDirectory(self._checkpoints.directory)

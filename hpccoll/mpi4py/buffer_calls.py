@@ -37,7 +37,10 @@ def _run(
     comm: BufferCollectives, operation: Operation, x: Any, out: Any, op: str, root: int, algorithm: str,
     store: Callable[[], None] | None = None,
 ) -> bool:  # fmt: skip
-    """Run a collective of hpccoll, and store its result in the user's memory by `store`; return True."""
+    """Run a collective of hpccoll, then call `store`; return True.
+
+    `store` copies the result from `out` (or `x`) to the user's memory; None if it is there already.
+    """
     comm._bind_table()._collective(operation, x, out, op, root, algorithm, False)
     if store is not None:
         store()
@@ -94,7 +97,10 @@ def gather(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> bo
 def _send_to_root(
     comm: BufferCollectives, state: Acceleration, operation: Operation, sendbuf: Any, op: str, root: int
 ) -> bool:
-    """Carry out a collective on a rank that only sends; return False if the MPI library must carry it out instead."""
+    """Carry out a reduce or gather on a rank that is not the root; return False if the MPI library must do it instead.
+
+    The arguments are those of the collective; `state` belongs to the communicator `comm`.
+    """
     message = read_message(sendbuf, writable=False)
     algorithm = _select(state, operation, op, message, root)
     if message is None or algorithm is None:
@@ -201,14 +207,18 @@ def scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> b
 
 
 def _find_rooted_state(comm: BufferCollectives, root: Any) -> Acceleration | None:
-    """Return the state for a collective with a root; None if MPI carries it out, such as to report a wrong root."""
+    """Return the `Acceleration` of a communicator; None if `root` is no rank, which MPI then reports."""
     if not hasattr(root, "__index__") or not 0 <= root < comm.size:
         return None
     return comm._find_state()
 
 
 def _select(state: Acceleration, operation: Operation, op: str, message: Message | None, root: int = 0) -> str | None:
-    """Return the algorithm of a call whose buffer is `message`; None if MPI carries it out or refuses it."""
+    """Return the algorithm of a call, None if the MPI library carries it out or reports its error; count the call.
+
+    `message` is the buffer that decides: its type and size. None stands for a buffer that mpi4py refuses. Collective,
+    as `Acceleration.select`.
+    """
     if message is None or not message.count:
         return None
     if operation.reduces and not (message.reducible and message.dtype.kind in _KINDS.get(op, "")):
@@ -217,6 +227,6 @@ def _select(state: Acceleration, operation: Operation, op: str, message: Message
 
 
 def _read_apart(message: Message, out: Any) -> Any:
-    """Return a message's elements in the element type of `out`, in memory that does not overlap with `out`."""
+    """Return a message's elements as a flat array with the dtype of `out`, copied if they overlap with `out`."""
     x = message.read(out.dtype)
     return x.copy() if np.may_share_memory(x, out) else x
