@@ -20,7 +20,7 @@ _NAMES: Final = {
 
 
 def parse_reduction(given: Any) -> str | Reduction:
-    """Return hpccoll's name of a `torch.distributed.ReduceOp`, or a `Reduction` if the operation has a factor.
+    """Return hpccoll's name of a `torch.distributed.ReduceOp`, such as `sum`, or a `Reduction` for a PREMUL_SUM.
 
     Raises:
         ReductionError: torch has the reduction, but hpccoll does not.
