@@ -57,7 +57,7 @@ class LongBlock(NamedTuple):
     rows: Sequence[Iterations]
 
     def predict(self, block: Block, limits: RowLimits) -> float:
-        """Return the predicted duration in seconds of another block of long messages."""
+        """Return the predicted seconds of another block of long messages, from the duration of this measured block."""
         ratio = block.nbytes / self.nbytes
         timed_s = sum(row.number * row.seconds for row in self.rows)
         overhead = min(self.seconds / timed_s, MOST_OVERHEAD)
@@ -104,7 +104,7 @@ class TimeLeft:
             self._first = self._get_seconds(), self._share
 
     def end_block(self, rows: Sequence[Iterations] = ()) -> None:
-        """End the current block, which had these timed iterations, and begin the next block."""
+        """Note that the current block is measured, and that the next one begins; `rows` are its timed iterations."""
         now_s, block = self._get_seconds(), self._blocks[self._ended]
         if block.nbytes >= LONG_BYTES and any(row.seconds > 0 for row in rows):
             timed = [row for row in rows if row.seconds > 0]
@@ -146,7 +146,7 @@ class TimeLeft:
         return block.rows * (self._estimate_row(block.nbytes <= SHORT_BYTES) + self._byte_s * block.nbytes)
 
     def _estimate_row(self, is_short: bool) -> float:
-        """Return the time of a row of short or longer messages without the time per byte, in seconds."""
+        """Return the seconds of a row, without those that depend on the bytes; for short messages if `is_short`."""
         for known, factor in ((self._row_times_s[is_short], 1.0), (self._row_times_s[True], LONGER_PER_SHORT)):
             if known:
                 return factor * sum(known) / len(known)

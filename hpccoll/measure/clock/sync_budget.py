@@ -12,9 +12,9 @@ SHARE = 0.1
 
 
 class SyncBudget:
-    """Counts the time spent on clocks and limits it to `share` of the time since the process started; local.
+    """Counts the time spent on synchronizing clocks, and limits it to a `share` of the process's time so far; local.
 
-    Rank 0's answers hold for all ranks.
+    Ranks may count differently; callers use rank 0's answers on all ranks.
     """
 
     def __init__(self, share: float = SHARE) -> None:
