@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
 TIGHT = 0.025  # a case ends when half its interval's width is at most this fraction of the median
 FEWEST, MOST = 7, 2000  # iterations per case; the 95 % interval of a ratio needs 7
-# Seconds for the whole run, and for each operation and size. Large messages may take longer, because every row has a
-# minimum of iterations.
+# The budgets in seconds for the whole run, and for each operation and size.
+# Large messages may exceed a budget, because every row has a minimum of iterations.
 WHOLE_BUDGET_S, SIZE_BUDGET_S = 45.0, 10.0
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 DEFAULT_PLACE = "in"

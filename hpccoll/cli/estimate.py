@@ -43,7 +43,7 @@ from hpccoll.sizing.training_setup import DTYPES, OPTIMIZERS, RECOMPUTE, ZERO_ST
 Command = TypeVar("Command", bound=Callable[..., Any])
 MAX_RANKS = 2**20
 MACHINE_COSTS = ("nodes", "alpha", "beta", "gamma")  # options of `hpccoll simulate` that this command lacks
-# Options of the model's shape: fields of `TransformerShape` with their help.
+# The options that describe a model: the fields of `TransformerShape`, each with its help.
 SHAPE_OPTIONS = {
     "layers": "Layers. This and the next options describe a model, or replace values of PRESET.",
     "width": "Features of a token.",

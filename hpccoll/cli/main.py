@@ -18,7 +18,7 @@ from hpccoll import __version__
 from hpccoll.cli.failure import fail, fail_alike, is_in_job, record_status
 from hpccoll.errors import HpccollError, UnavailableError, UnknownNameError
 
-# The packages, by module, that only commands need; `pip install hpccoll` installs them.
+# Packages that only commands need, by the name of their module; `pip install hpccoll` installs these packages.
 PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "PIL": "pillow", "rich": "rich", "scipy": "scipy"}
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
 

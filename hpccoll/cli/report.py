@@ -1,8 +1,8 @@
 """`hpccoll report`: renders result files as one HTML page, and prints the findings; explains crashes (--crash).
 
 --json writes the findings as records of kind `finding`, in the doctor's format: `area`, `severity` (ok, note, warning,
-problem), `found`, `evidence`, `remedy`, `provides` (always empty) and `hosts` (the affected nodes). With --crash, it
-writes one record of kind `crash`.
+problem), `found`, `evidence`, `remedy`, `provides` (always empty) and `hosts` (the affected nodes). With --crash,
+--json writes one record of kind `crash`.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
         return None
     try:
         options = bench.make_context("bench", words[2:], resilient_parsing=True).params
-        # A version that wrote no field `sizes` measured from 8 bytes on, in and out of place, by default.
+        # The versions of hpccoll that wrote no field `sizes` measured from 8 bytes on, in and out of place, by default.
         recorded = run.record.get("sizes")
         limits = options["min_bytes"] or "8", options["max_bytes"], int(options["factor"])
         sizes = tuple(recorded or list_message_sizes(*limits))

@@ -233,7 +233,7 @@ def _choose_size(algorithm: Algorithm, n: int, machine: Machine) -> int:
 
 
 def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine, root: int) -> None:
-    """Raise UsageError if the simulation of `n` ranks, more than MOST_UNSYMMETRIC_RANKS, would take minutes."""
+    """Raise UsageError if `n` exceeds MOST_UNSYMMETRIC_RANKS and the simulation of `n` ranks would take minutes."""
     if n <= MOST_UNSYMMETRIC_RANKS:
         return
     plan = algorithm.plan(n, root, 1, fill_nodes(n, machine))

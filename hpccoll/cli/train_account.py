@@ -1,4 +1,4 @@
-"""`hpccoll train --account`: what the steps of strategies send, wait for and keep; measured, simulated, estimated."""
+"""`hpccoll train --account`: bytes sent, times and memory of training steps, as measured, simulated and estimated."""
 
 from __future__ import annotations
 

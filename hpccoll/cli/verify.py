@@ -158,7 +158,7 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
     return list(by_name.values())
 
 
-def _default_rank_count(algorithms: Sequence[Algorithm]) -> str:
+def _choose_default_ranks(algorithms: Sequence[Algorithm]) -> str:
     """Return the value of --ranks if it is not given: that of the plans from files, else DEFAULT_RANKS.
 
     Raises UsageError if plans from files are for different numbers of ranks.
@@ -356,7 +356,7 @@ def verify(
 def _verify_algorithms(names: Sequence[str], ranks: str | None, json_file: str | None, *, survive: bool) -> None:
     """Prove algorithms, print a table, and raise HpccollError if one is wrong. The arguments are those of `verify`."""
     algorithms = resolve_algorithms(names)
-    counts = parse_rank_counts(ranks or _default_rank_count(algorithms))
+    counts = parse_rank_counts(ranks or _choose_default_ranks(algorithms))
     if not is_printing_rank():
         return
     results: list[ProvenPlanRecord] = []

@@ -206,7 +206,7 @@ class CommunicatorBase:
         """Return the arguments of a collective call as the key by which the cache of earlier calls finds it."""
         has_input = operation is not _SCATTER or self.rank == others[1]
         result = None if operation is _GATHER and self.rank != others[1] else out
-        # A rank without input has its output in the place of the input.
+        # On a rank without input, the cache takes the output in place of the input.
         arrays = (x, result) if has_input else (result, None)
         return self._cache.intern((operation, *arrays, *others))
 

@@ -11,7 +11,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.work import Work
 
-# A look-up in an Enum takes 50 ns longer than that of a global name.
+# Looking up a member of an Enum takes 50 ns longer than looking up a global name.
 _ALL_REDUCE: Final = Operation.ALL_REDUCE
 _REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
 

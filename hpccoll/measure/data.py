@@ -63,7 +63,7 @@ def repeat(period: HostArray, count: int) -> HostArray:
 
 
 def make_period(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> HostArray:
-    """Return the elements that the input of `rank`, of `count` elements, repeats: its first PERIOD elements.
+    """Return the elements that the input of `rank`, of `count` elements, repeats: at most its first PERIOD elements.
 
     Inputs are periodic, so that they can be checked without a second copy. The arguments are those of `make_input`.
     """

@@ -37,7 +37,7 @@ FAR_BEHIND, SHARE_BEHIND = 2.0, 0.3  # a contender this many times slower than t
 
 @dataclass(slots=True)
 class Contender:
-    """A collective by one library and algorithm, bound to buffers, that is timed beside others; and its times so far."""
+    """A collective by one library and algorithm, bound to buffers, to be timed beside others, and its times so far."""
 
     engine: str  # the library, such as `mpi`, or `hpccoll`
     algorithm: str | None  # None for another library's own choice

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 POLL_S = 20e-6  # between two looks whether all ranks are ready
 LATE_S, LATE_SHARE = 3e-6, 0.02  # a rank is late if it starts this long, and this share of its time, after the start
 FIRST_WINDOW_S, SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 50e-6, 5e-6, 1e-3
-MARGIN, READY = 1.5, 0.6  # a window is this many times as long as 60 % of the rounds needed, because on busy cores the
-# other rounds need milliseconds, and a rank that waits so long for its start is likely to lose its core again
+# A window is MARGIN times as long as the share READY of the rounds needed. On busy cores, the other rounds need
+# milliseconds, and a rank that waits so long for its start is likely to lose its core again.
+MARGIN, READY = 1.5, 0.6
 SPAN_S, HORIZON_S = 0.1, 1.0  # of the first synchronization; later ones make the drift more precise
 SHORTEST_SPAN_S = 0.02  # in less time, the drift is so uncertain that windows are missed
 REFRESH_S = 1.0  # the clock is synchronized again after this time

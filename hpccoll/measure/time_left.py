@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 SHORT_BYTES = 32 * 1024  # iterations of at most this message size are so short that medians become precise early
 LONG_BYTES = 2**20  # iterations of at least this message size show the time per byte
-# Iterations that exceed the rows' geometric mean by more than this factor are slow because of latency. The time above
-# this limit is therefore not scaled with the message size.
+# Iterations that exceed the rows' geometric mean by more than this factor are slow because of latency.
+# The time of an iteration above this limit is therefore not scaled with the message size.
 MOST_ABOVE_MEAN = 2.5
-# Starts, resets, checks and warm-up take up to this ratio of a block's duration to its timed iterations. A larger
-# ratio was measured on short iterations, and does not hold for longer messages.
+# With starts, resets, checks and warm-up, a block takes up to this many times as long as its timed iterations.
+# A larger ratio was measured on short iterations, and does not hold for longer messages.
 MOST_OVERHEAD = 2.5
 LONGER_PER_SHORT = 1.2  # a first guess: the time of a row of longer messages, divided by that of short messages
 TRUSTED_SHARE = 1 / 3  # once this share of a block has run, its measured pace alone predicts the rest of the block

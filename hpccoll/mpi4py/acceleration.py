@@ -1,4 +1,4 @@
-"""The hpccoll communicator that carries out the collectives of one MPI communicator, and what it carries out."""
+"""Decides which collectives of an MPI communicator run over hpccoll, and makes the hpccoll communicator for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_OPEN: Final = 128  # hpccoll communicators; MPICH allows about 2,000 MPI co
 _BLOCKS_IN_INPUT: Final = (Operation.ALL_TO_ALL, Operation.REDUCE_SCATTER)
 _BLOCKS_IN_MESSAGE: Final = (*_BLOCKS_IN_INPUT, Operation.ALL_GATHER)
 
-# A kind of calls: operation, reduction, element type, count, root.
+# The properties of all calls of one kind: operation, reduction, element type, count, root.
 CollectiveKind: TypeAlias = tuple[Operation, str, np.dtype[Any], Count, int]
 
 
@@ -81,8 +81,8 @@ class Acceleration:
             if not answer[0]:
                 self.is_refused = True
                 return
-            # Only blocking collectives of the user's communicator, because non-blocking ones may be in flight. `Dup`
-            # would copy the user's attributes.
+            # The user's communicator may have non-blocking collectives in flight, so blocking ones are used here.
+            # `Split` makes the new communicator, because `Dup` would copy the user's attributes.
             own = MPI.Intracomm(self.comm.Split(0, self.rank))
         own.Set_errhandler(MPI.ERRORS_RETURN)
         self.communicator = Communicator(own, adopt=True)

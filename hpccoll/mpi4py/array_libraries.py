@@ -1,4 +1,4 @@
-"""Arrays of NumPy, torch and CuPy as NumPy arrays, and back."""
+"""Converts arrays of NumPy, torch and CuPy to NumPy arrays, and back."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ A call takes one of three ways:
 3. The MPI library carries out the first calls of each kind (`acceleration.py`), and calls that hpccoll has no algorithm
    for, or for which it selects the MPI library's (`passed_calls.py`).
 
-The way depends only on what is equal on all ranks of a legal call: the operation, the reduction, the type signature and
-the number of bytes. Methods that hpccoll does not carry out are inherited from mpi4py, and cost nothing.
+The way of a call depends only on properties that are equal on all ranks of a legal call: the operation, the reduction,
+the type signature and the number of bytes. Methods that hpccoll does not replace are inherited from mpi4py, and are as
+fast as in mpi4py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.progress import POLLED_TAG
 
-# A look-up in an Enum or in a module takes longer than that of a global name.
+# Looking up a member of an Enum, or a name in a module, takes longer than looking up a global name.
 _ALL_REDUCE: Final = Operation.ALL_REDUCE
 _ALL_GATHER: Final = Operation.ALL_GATHER
 _ALL_TO_ALL: Final = Operation.ALL_TO_ALL
@@ -41,7 +42,7 @@ _EXSCAN: Final = Operation.EXSCAN
 _GATHER: Final = Operation.GATHER
 _SCATTER: Final = Operation.SCATTER
 _IN_PLACE: Final = MPI.IN_PLACE
-# A look-up in the class takes longer than that of a global name.
+# Looking up a method in a class takes longer than looking up a global name.
 _PLAIN_BARRIER: Final = find_method("Barrier")
 _PLAIN_BCAST: Final = find_method("Bcast")
 _PLAIN_ALLREDUCE: Final = find_method("Allreduce")

@@ -1,4 +1,4 @@
-"""What runs over hpccoll, and by which algorithms: environment variables, and `configure` for programs."""
+"""Settings of mpi4py programs: which collectives run over hpccoll, by which algorithms (variables, `configure`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHOICES: Final = "HPCCOLL_MPI4PY_ALGORITHMS"
 AFTER: Final = "HPCCOLL_MPI4PY_AFTER"
 SUMMARY: Final = "HPCCOLL_SUMMARY"
 AUTO: Final = "auto"
-# Small calls of a kind that the MPI library carries out, because hpccoll's first call of a kind takes milliseconds.
+# The MPI library carries out so many small calls of a kind first, because hpccoll's first call takes milliseconds.
 CALLS_BEFORE: Final = 100
 _MODES: Final = ("off", "collectives", "all")
 

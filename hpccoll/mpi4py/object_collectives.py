@@ -1,9 +1,9 @@
 """The collectives of Python objects: mpi4py's methods with a lower-case first letter, over hpccoll.
 
-Each call exchanges one slot per rank (`object_slots.py`). What does not fit into the slots follows in a second
-exchange: equal arrays as a collective on their memory, other objects as bytes. The headers of the slots tell all ranks
-that take part in it. Reductions by a function of the user are mpi4py's, and so are those of large objects other than
-equal arrays.
+Each call exchanges one slot, a buffer of fixed size, per rank (`object_slots.py`). Objects that do not fit into their
+slots follow in a second exchange: equal arrays as a collective on their memory, other objects as bytes. All ranks that
+take part in the second exchange know of it from the headers in the slots. mpi4py itself carries out reductions by a
+function of the user, and reductions of large objects other than equal arrays.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def _combine(items: list[Any], op: Any) -> Any:
 
 
 def _are_equal_arrays(headers: list[ObjectHeader]) -> bool:
-    """Whether the objects of all ranks are arrays of one library, element type, shape and device."""
+    """Whether all ranks' objects, which `headers` describe, are arrays of equal library, dtype, shape and device."""
     first = headers[0]
     return first.kind == ARRAY and all(header.layout == first.layout for header in headers)
 

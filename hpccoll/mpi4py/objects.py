@@ -3,11 +3,11 @@
 Native code (`SmallObjects`) writes and reads numbers, and small tuples, lists and dicts, in the same format.
 
 A collective of objects first exchanges one slot per rank, all of one size: a header of 64 bytes, then the object's
-bytes if they fit. The header says what the object is, so ranks may pass objects of different types and sizes, and
-objects of up to 4 KiB need no second exchange. Arrays in tuples, lists and dicts are taken out before the rest is
-pickled.
+bytes if they fit. The header describes the object, so ranks may pass objects of different types and sizes, and objects
+of up to 4 KiB need no second exchange. Arrays in tuples, lists and dicts are taken out before the rest is pickled.
 
-Header: kind, library, order, number of dims, element type or number of arrays, device, bytes, shape (up to six dims).
+The header has the fields kind, library, order, number of dims, element type or number of arrays, device, bytes, and
+shape (up to six dims).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpi4py import MPI
 from hpccoll.mpi4py.array_libraries import find_library, to_library, to_numpy
 from hpccoll.mpi4py.nested_arrays import CONTAINERS, LEAVES, may_hold_arrays, put_arrays_back, take_arrays_out
 
-# Kinds of objects; FLOAT, INTEGER and SMALL_PICKLE are those of `SmallObjects`.
+# The encodings of objects in a header; native code (`SmallObjects`) writes FLOAT, INTEGER and SMALL_PICKLE.
 PICKLE, ARRAY, SCALAR, FLOAT, INTEGER, NESTED, SMALL_PICKLE = range(7)
 FIELDS: Final = struct.Struct("<BBBBhhq")  # all fields but the shape
 SHAPES: Final = [struct.Struct(f"<{dims}q") for dims in range(7)]  # by number of dims

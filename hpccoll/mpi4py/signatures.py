@@ -1,8 +1,8 @@
 """Finds the element type of MPI datatypes, which is equal on all ranks of a legal call.
 
 MPI lets the ranks of a collective pass different datatypes if their type signatures (the sequence of basic types) are
-equal: a column of a matrix on one rank may be received as a row on another. Whatever decides how a call is carried out
-must therefore be computed from the signature.
+equal: a column of a matrix on one rank may be received as a row on another. The choice between hpccoll and the MPI
+library must therefore be computed from the signature.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-# By operation: torch's class of options, and the arguments that may stand in place of options, in their order.
+# For each operation: torch's class of options, and the arguments, in order, that users may pass in place of options.
 FORMS: Final[Mapping[str, tuple[Any, Sequence[str]]]] = {
     "allreduce": (dist.AllreduceOptions, ("op", "timeout")),
     "allreduce_coalesced": (dist.AllreduceCoalescedOptions, ("op", "timeout")),

@@ -1,8 +1,8 @@
 """Shows the operations of a process group in Python to torch's dispatch modes, such as `CommDebugMode`.
 
-Dispatch modes observe the operators `torch.ops.c10d`. Torch up to 2.13 calls a process group in Python without these
-operators. While a mode is active, each operation is therefore also called on a group of torch's own class, which enters
-the operator and whose backend does not communicate.
+Dispatch modes observe the operators `torch.ops.c10d`. Torch up to 2.13 calls a process group that is written in Python
+without these operators. While a mode is active, each operation is therefore also called on a group of torch's own
+class, which calls the operator and whose backend does not communicate.
 """
 
 from __future__ import annotations

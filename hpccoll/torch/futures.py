@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol
 from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
 
-# Pauses between two polls. Messages across nodes take longer, so they are polled less often: every poll takes time from
-# the thread that computes.
+# The pauses between two polls, in seconds.
+# Messages across nodes take longer and are polled less often, because a poll delays the thread that computes.
 PAUSE_S: Final = 1e-4
 PAUSE_ACROSS_NODES_S: Final = 1e-3
 MOST_DROPPED: Final = 256  # dropped handles that are kept, because C++ code may still wait for them

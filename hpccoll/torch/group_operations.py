@@ -122,7 +122,7 @@ class GroupOperations:
         return self._start("all_gather_into_tensor", starts, outputs, copies, opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Gather the tensor `inputs[0]` of all n ranks in the list `outputs[0]` of n tensors; collective.
+        """Gather the tensor `inputs[0]` of all n ranks in the list `outputs[0]` of n tensors on every rank; collective.
 
         The tensors may differ in size. More than one tensor and list may be passed.
         """

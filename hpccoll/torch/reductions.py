@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hpccoll.errors import ReductionError
 from hpccoll.runtime.arrays import Reduction
 
-# The keys are hashes: a `ReduceOp`, and a constant such as `dist.ReduceOp.SUM`, have the number of their kind as hash.
+# Keys are hashes, because the hash of a `ReduceOp` and of a constant such as `dist.ReduceOp.SUM` is its kind's number.
 _NAMES: Final = {
     hash(getattr(dist.ReduceOp, name)): own
     for name, own in {

@@ -38,7 +38,7 @@ BRIEF_S: Final = 0.002  # within a node, `get_future` waits for a collective thi
 class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has no public class
     """The handle of one operation of torch.distributed; it keeps the tensors of the operation alive."""
 
-    # Attributes of the class, because a blocking operation sets few of them, and would take time to set them all.
+    # These are attributes of the class, because a blocking operation sets few of them, and setting all takes time.
     is_message = was_interrupted = _done = False
     has_future = _is_future_complete = False
     _result: Any = ()
@@ -234,7 +234,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         operation, also if the operation exceeds its timeout.
         """
         if self._future is None:
-            # C++ code sees the exception of a continuation, but not that of `Future.set_exception`.
+            # C++ code sees the exception of a continuation, but not one that `Future.set_exception` has set.
             self._completion, self._recorded_wait = torch.futures.Future(), ExitStack()
             self._future = self._completion.then(self._get_outcome)
             began, completer, backoff = time.monotonic(), get_completer(), get_progress().make_backoff()

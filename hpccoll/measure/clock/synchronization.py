@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SPAN_S, HORIZON_S = 2.0, 10.0
 PAUSE_S = 4e-3  # between batches of ping-pongs
 FEWEST_BATCHES, REFINING_BATCHES, REFINING_PAUSE_S = 20, 5, 1e-3
-# Whether the default clock is also that of the flight recorder, as on Linux.
+# Whether `time.perf_counter` reads the same clock as `time.monotonic`, the clock of the flight recorder, as on Linux.
 _READS_MONOTONIC_CLOCK = (
     time.get_clock_info("perf_counter").implementation == time.get_clock_info("monotonic").implementation
 )

@@ -230,20 +230,20 @@ def _list_other_engines(cases: Sequence[MeasuredCase]) -> list[str]:
     return [engine for engine in engines if engine not in (OWN, REFERENCE)]
 
 
-def _describe_range(found: FastestRange[str], engines: Sequence[str], is_first: bool) -> str:
+def _describe_range(fastest_range: FastestRange[str], engines: Sequence[str], is_first: bool) -> str:
     """Return a phrase: the fastest in a range of sizes, and how many times as fast as `engines` it is.
 
     For example: `8 B to 2 KiB mpi (85.0 to 120x gloo)`. With `is_first`, the first factor is written in full:
     `85.0 to 120 times as fast as gloo`.
     """
-    first, last = (format_size(case.nbytes) for case in (found.cases[0], found.cases[-1]))
+    first, last = (format_size(case.nbytes) for case in (fastest_range.cases[0], fastest_range.cases[-1]))
     where = first if first == last else f"{first} to {last}"
-    names = _join_choices(found.names)
+    names, cases = _join_choices(fastest_range.names), fastest_range.cases
     factors = [
         (_format_spread(ratios), engine)
         for engine in engines
-        if engine not in found.names
-        and (ratios := [x for case in found.cases if (x := case.divide_times(engine, found.names[0])) is not None])
+        if engine not in fastest_range.names
+        and (ratios := [x for case in cases if (x := case.divide_times(engine, fastest_range.names[0])) is not None])
     ]
     spelled = [
         f"{spread} {AS_FAST} {engine}" if is_first and at == 0 else f"{spread}x {engine}"
