@@ -154,7 +154,7 @@ def _format_step(step: TrainStepRecord) -> list[str]:
 
 
 def _format_summary(summary: TrainSummaryRecord) -> str:
-    """Return the summary of a training run as one line."""
+    """Return the summary of a training run as one line: steps, median time, accuracy, wrong gradients, checkpoint."""
     words = [f"{summary.strategy} on {format_count(summary.ranks, 'rank')}: {format_count(summary.steps, 'step')}"]
     if summary.median_step_s is not None:
         words.append(f"median step {1e3 * summary.median_step_s:.2f} ms")

@@ -74,7 +74,7 @@ def draw_block_sizes(algorithm: Algorithm, ranks: int) -> tuple[Count, ...]:
 def list_node_layouts(ranks: int) -> dict[str, Nodes]:
     """Return the layouts of `ranks` ranks on nodes for which plans are proven, by a description such as `one node`.
 
-    A layout is None for one node, the number of ranks on each node, or the ranks on each node.
+    A layout is None (one node), a tuple of the number of ranks on each node, or a tuple of the ranks on each node.
     """
     size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
     whole, rest = divmod(ranks, 6)

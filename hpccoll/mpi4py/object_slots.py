@@ -82,7 +82,7 @@ class ObjectSlots:
 
     @property
     def communicator(self) -> Communicator:
-        """The hpccoll communicator that moves the slots, and objects that do not fit into them."""
+        """The hpccoll communicator that exchanges the slots, and objects that do not fit into slots."""
         communicator = self.state.communicator
         if communicator is None:
             raise UsageError("this communicator was freed; use one that is open, or free it later")

@@ -302,7 +302,7 @@ class GroupOperations:
         return self._start("send", starts, tensors, copies, None, is_message=True)
 
     def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> TorchWork:
-        """Start to receive `tensors` from the rank `src` of the group, or from any rank if it is None."""
+        """Start to receive `tensors`, sent with the number `tag`, from the rank `src` of the group (None: any rank)."""
         _require_tag(tag)
         copies = CopiesBack()
         flat = [as_array(copies.prepare_output(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
@@ -310,7 +310,7 @@ class GroupOperations:
         return self._start("recv", starts, tensors, copies, None, is_message=True)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
-        """Start to receive `tensors` from any rank of the group; the handle's `source_rank` is the sender."""
+        """Start to receive `tensors`, sent with `tag`, from any rank; the handle's `source_rank` is the sender."""
         return self.recv(tensors, None, tag)
 
     def _start(

@@ -49,11 +49,11 @@ class MessageGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._backend.send(tensors, dst, tag)
 
     def recv(self, tensors: Sequence[Any], src: int | None, tag: int = 0) -> TorchWork:
-        """Start to receive `tensors` from the rank `src` of the group, or from any rank if it is None."""
+        """Start to receive `tensors`, sent with the number `tag`, from the rank `src` of the group (None: any rank)."""
         return self._backend.recv(tensors, src, tag)
 
     def recv_anysource(self, tensors: Sequence[Any], tag: int = 0) -> TorchWork:
-        """Start to receive `tensors` from any rank of the group; the handle's `source_rank` is the sender."""
+        """Start to receive `tensors`, sent with `tag`, from any rank; the handle's `source_rank` is the sender."""
         return self._backend.recv(tensors, None, tag)
 
 

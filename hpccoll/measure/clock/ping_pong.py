@@ -73,7 +73,7 @@ class PingPongs:
         return PingPongs(self.sent[rows], self.answered[rows], self.received[rows])
 
     def map_client(self, convert: Callable[[Times], Times]) -> PingPongs:
-        """Return the same ping-pongs, with `sent` and `received` as another clock shows these times."""
+        """Return the same ping-pongs with `sent` and `received` mapped to another clock by `convert`."""
         return PingPongs(convert(self.sent), self.answered, convert(self.received))
 
 

@@ -24,7 +24,7 @@ class SyncBudget:
 
     @property
     def left_s(self) -> float:
-        """The seconds that synchronizing may take now; negative if it has taken more than its share."""
+        """The seconds that synchronizing clocks may still take; negative if synchronizing has exceeded its share."""
         return self.share * (time.perf_counter() - self._begun_s) - self.spent_s
 
     @contextmanager
