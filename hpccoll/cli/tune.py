@@ -43,7 +43,7 @@ EXPORT_BUDGET_S = 120.0  # of --export, which measures every choice twice
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """The options of `hpccoll tune`."""
+    """The values of the arguments and options of `hpccoll tune`; each field is what its declaration names."""
 
     operations: tuple[str, ...] = argument(metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
     min_bytes: str | None = option(

@@ -20,7 +20,7 @@ _SCATTER: Final = Operation.SCATTER
 
 
 class DataMovementMethods(CommunicatorBase):
-    """The collectives of a communicator that move arrays without reducing them, and the barrier."""
+    """The methods of a communicator for collectives that move arrays without reducing them, and for the barrier."""
 
     @overload
     def broadcast(

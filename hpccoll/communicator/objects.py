@@ -21,7 +21,7 @@ ObjectT = TypeVar("ObjectT")
 
 
 class ObjectMethods(MessageMethods):
-    """The collectives and messages of a communicator that take any Python object that can be pickled."""
+    """The methods of a communicator for collectives and messages of any Python object that can be pickled."""
 
     def broadcast_object(self, obj: ObjectT, root: Rank = 0) -> ObjectT:
         """Return the root's `obj` on all ranks; `obj` of other ranks is ignored. Collective.

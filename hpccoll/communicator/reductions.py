@@ -17,7 +17,7 @@ _REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
 
 
 class ReductionMethods(CommunicatorBase):
-    """The collectives of a communicator that reduce arrays."""
+    """The methods of a communicator for collectives that reduce the arrays of all ranks."""
 
     @overload
     def all_reduce(

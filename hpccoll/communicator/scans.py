@@ -15,7 +15,7 @@ _EXSCAN: Final = Operation.EXSCAN
 
 
 class ScanMethods(CommunicatorBase):
-    """The inclusive and the exclusive scan of a communicator."""
+    """The methods of a communicator that reduce over the ranks up to this one (`scan`), or before it (`exscan`)."""
 
     @overload
     def scan(

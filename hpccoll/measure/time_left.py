@@ -26,7 +26,7 @@ TRUSTED_SHARE = 1 / 3  # once this share of a block has run, its measured pace a
 
 
 class Block(NamedTuple):
-    """The rows that are timed together: the message size in bytes, and the number of rows."""
+    """The rows (engines and algorithms) that are timed together: their message size in bytes, and their number."""
 
     nbytes: int
     rows: int
@@ -50,7 +50,7 @@ NO_LIMITS = RowLimits(1, math.inf)
 
 
 class LongBlock(NamedTuple):
-    """A measured block of long messages: the message size, its duration in seconds, and its rows."""
+    """Rows of long messages that were timed together: the message size, their duration in seconds, their iterations."""
 
     nbytes: int
     seconds: float

@@ -117,7 +117,8 @@ class Acceleration:
     def refuse(self) -> None:
         """Leave all collectives to the MPI library, unless there is an hpccoll communicator already.
 
-        For communicators that shall survive the failure of a process, which those of hpccoll do not.
+        It is called for communicators that must survive the failure of a process, because hpccoll's communicators in
+        mpi4py programs do not survive it.
         """
         self.is_refused = self.communicator is None
 

@@ -178,7 +178,7 @@ def _join_choices(choices: Sequence[str], most: int = 2) -> str:
 
 
 def format_us(microseconds: float) -> str:
-    """Return a time with three digits and its unit, such as `54.2 us`, `1.31 ms` or `2.04 s`."""
+    """Return a time as a string with three significant digits and a unit, such as `54.2 us`, `1.31 ms` or `2.04 s`."""
     for factor, unit in ((1e6, "s"), (1e3, "ms")):
         if microseconds >= 0.9995 * factor:
             return f"{_format_digits(microseconds / factor)} {unit}"
@@ -186,7 +186,7 @@ def format_us(microseconds: float) -> str:
 
 
 def _format_digits(value: float) -> str:
-    """Return a number with three digits, such as `1.31`, `54.2` or `120`."""
+    """Return a number as a string with three significant digits, such as `1.31`, `54.2` or `120`."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
