@@ -33,7 +33,7 @@ class ObjectMethods(MessageMethods):
             >>> comm.broadcast_object({"step": comm.rank}, root=0)
             {'step': 0}
         """
-        result: ObjectT = self._objects.broadcast(obj, self._require_root("broadcast_object", root))
+        result: ObjectT = self._objects.broadcast(obj, self._check_call("broadcast_object", root))
         return result
 
     def all_gather_object(self, obj: ObjectT) -> list[ObjectT]:
@@ -46,7 +46,7 @@ class ObjectMethods(MessageMethods):
             >>> comm.all_gather_object(comm.rank) == list(range(comm.size))
             True
         """
-        self._require_root("all_gather_object")
+        self._check_call("all_gather_object")
         return self._objects.all_gather(obj)
 
     def gather_object(self, obj: ObjectT, root: Rank = 0) -> list[ObjectT] | None:
@@ -60,7 +60,7 @@ class ObjectMethods(MessageMethods):
             >>> comm.rank != 0 or names[0] == "rank 0"
             True
         """
-        return self._objects.gather(obj, self._require_root("gather_object", root))
+        return self._objects.gather(obj, self._check_call("gather_object", root))
 
     def scatter_object(self, objs: Sequence[ObjectT] | None, root: Rank = 0) -> ObjectT:
         """Return element r of the root's sequence `objs` on each rank r; other ranks pass None. Collective.
@@ -73,7 +73,7 @@ class ObjectMethods(MessageMethods):
             >>> comm.scatter_object(jobs, root=0) == f"job {comm.rank}"
             True
         """
-        result: ObjectT = self._objects.scatter(objs, self._require_root("scatter_object", root))
+        result: ObjectT = self._objects.scatter(objs, self._check_call("scatter_object", root))
         return result
 
     def send_object(self, obj: Any, dest: Rank | None, tag: int = 0) -> None:
@@ -121,8 +121,8 @@ class ObjectMethods(MessageMethods):
         self.recv(payload, work.source, tag, status=status)
         return unpickle_object(payload.tobytes())
 
-    def _require_root(self, name: str, root: Rank = 0) -> int:
-        """Return `root` as an integer; raise UsageError if it is no rank or the communicator is closed.
+    def _check_call(self, name: str, root: Rank = 0) -> int:
+        """Raise UsageError if the communicator is closed or `root` is no rank; return `root` as an integer.
 
         With HPCCOLL_DEBUG=1, it is collective: all ranks compare their roots and `name`, the method that was called.
         """
