@@ -79,7 +79,7 @@ class SimulatedCase:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The values of --chunks, --root, --full and --path."""
+    """The values of --chunks (None: those of a run), --root, --full and --path."""
 
     chunks: int | None
     root: int

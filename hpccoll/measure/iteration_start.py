@@ -124,7 +124,7 @@ class BarrierStarter:
         return None
 
     def describe_clock(self) -> dict[str, str | float]:
-        """Return no fields, because a barrier needs no clock."""
+        """Return an empty dict, because a barrier needs no clock."""
         return {}
 
 

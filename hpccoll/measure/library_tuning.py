@@ -38,12 +38,12 @@ class ForcedBenchmark(InterleavedBenchmark):
     engines: dict[str, ForcedEngine]  # by the label of the algorithm, which is the contender's `algorithm`
 
     def warm_up(self, contender: Contender) -> None:
-        """Run untimed iterations of the contender's algorithm, and count wrong elements."""
+        """Run untimed iterations while the library is forced to use the contender's algorithm; count wrong elements."""
         with self.library.force(self.engines[contender.algorithm or ""]):
             super().warm_up(contender)
 
     def time_turn(self, contender: Contender) -> None:
-        """Time several iterations of the contender's algorithm."""
+        """Time several iterations while the library is forced to use the contender's algorithm. Collective."""
         with self.library.force(self.engines[contender.algorithm or ""]):
             super().time_turn(contender)
 
@@ -157,7 +157,7 @@ class LibraryTuning:
         return contenders
 
     def _make_record(self, task: WorkloadSpec, contender: Contender) -> CollectiveRecord:
-        """Return the record of a timed algorithm."""
+        """Return the record of a timed algorithm (`contender`) for the call `task`. Collective."""
         nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
         case = CollectiveCase(
             op=task.operation.value,

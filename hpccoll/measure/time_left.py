@@ -140,7 +140,7 @@ class TimeLeft:
         return (1 - self._share) * (self._get_seconds() - begun_s) / (self._share - begun)
 
     def _predict(self, block: Block) -> float:
-        """Return the predicted duration of a block in seconds."""
+        """Return the predicted seconds in which the rows of `block` will be timed."""
         if self._longest is not None and block.nbytes >= LONG_BYTES:
             return self._longest.predict(block, self._limits)
         return block.rows * (self._estimate_row(block.nbytes <= SHORT_BYTES) + self._byte_s * block.nbytes)

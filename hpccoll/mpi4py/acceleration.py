@@ -123,7 +123,10 @@ class Acceleration:
         self.is_refused = self.communicator is None
 
     def close(self) -> None:
-        """Close the hpccoll communicator, before the MPI communicator is freed; collective."""
+        """Close the hpccoll communicator, if any, and leave later calls to MPI; collective.
+
+        It is called before the MPI communicator is freed.
+        """
         communicator, self.communicator, self.is_refused = self.communicator, None, True
         self._selected.clear()
         self.slots.clear()

@@ -156,7 +156,7 @@ class AcceleratedCartcomm(AcceleratedCollectives, MPI.Cartcomm, metaclass=EqualT
     """A communicator of mpi4py on a grid, whose collectives run over hpccoll; those of neighbors run over MPI."""
 
     def Sub(self, *args: Any, **kwargs: Any) -> Any:
-        """Create communicators on the grid's subgrids; see mpi4py."""
+        """Create a communicator on a subgrid of the grid; collective, see mpi4py."""
         return accelerate(super().Sub(*args, **kwargs))
 
 
@@ -169,14 +169,14 @@ class AcceleratedDistgraphcomm(AcceleratedCollectives, MPI.Distgraphcomm, metacl
 
 
 class OneRankIntracomm(NewIntracommunicators, MPI.Intracomm, metaclass=EqualToBase):
-    """An intracommunicator of one rank, whose collectives are mpi4py's."""
+    """An intracommunicator of mpi4py with one rank, whose collectives run over MPI."""
 
 
 class OneRankCartcomm(NewIntracommunicators, MPI.Cartcomm, metaclass=EqualToBase):
-    """A communicator of one rank on a grid, whose collectives are mpi4py's."""
+    """A communicator of mpi4py with one rank on a grid, whose collectives run over MPI."""
 
     def Sub(self, *args: Any, **kwargs: Any) -> Any:
-        """Create communicators on the grid's subgrids; see mpi4py."""
+        """Create a communicator on a subgrid of the grid; collective, see mpi4py."""
         return accelerate(super().Sub(*args, **kwargs))
 
 
@@ -184,7 +184,7 @@ class AcceleratedIntercomm(NewCommunicators, MPI.Intercomm, metaclass=EqualToBas
     """An intercommunicator of mpi4py, whose collectives run over MPI; the communicators made of it are accelerated."""
 
     def Merge(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a communicator of the ranks of both groups; see mpi4py."""
+        """Create a communicator of the ranks of both groups; collective, see mpi4py."""
         return accelerate(super().Merge(*args, **kwargs))
 
 

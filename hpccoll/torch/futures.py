@@ -119,7 +119,7 @@ class FutureCompleter:
         return is_collective and operation.has_future and operation in self.pending
 
     def _run(self) -> None:
-        """Complete futures until the process ends; the body of the thread."""
+        """Complete futures until the process ends; this is the body of the thread."""
         while True:
             with self._changed:
                 while not self.pending:

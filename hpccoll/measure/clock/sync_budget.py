@@ -29,7 +29,7 @@ class SyncBudget:
 
     @contextmanager
     def count_time(self) -> Iterator[None]:
-        """Context manager: count the time of the `with` block as spent."""
+        """Context manager: count the time of the `with` block as spent on synchronizing clocks."""
         begun_s = time.perf_counter()
         try:
             yield

@@ -167,7 +167,7 @@ class MeasuredCase:
         return not is_tie(self.by_choice[get_choice(self.auto)], selectable)
 
     def _ties_with_fastest(self, record: CollectiveRecord) -> bool:
-        """Whether a record is the fastest one or ties with it."""
+        """Whether a record is the fastest record of this case, or ties with the fastest (`is_tie`)."""
         fastest = self.fastest_record
         return fastest is not None and (record is fastest or is_tie(record, fastest))
 
