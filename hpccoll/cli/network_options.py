@@ -22,8 +22,8 @@ def load_network(name: str, ranks: int | None, nodes: int | None = None) -> Netw
         name: a machine model, built in or FILE.toml; a network FILE.toml; NCCL's topology FILE.xml; or FILE.jsonl,
             which `hpccoll preflight --json` wrote.
         ranks: the number of ranks; None for the number that the file states.
-        nodes: the number of nodes of a machine model (None: as many as the ranks fill) or of NCCL's topology (None: one);
-            ignored for other files, which state their nodes.
+        nodes: the number of nodes of a machine model (None: as many as the ranks fill), or of NCCL's topology (None:
+            one); ignored for other files, which state their nodes.
 
     Raises:
         UsageError: the file cannot be read, describes no network, or has another number of ranks.
