@@ -131,7 +131,7 @@ class CollectiveRecord(CollectiveCase, frozen=True):
     start: Annotated[
         StartMethod | None, about("Whether iterations started at a time of a global clock or after a barrier.")
     ] = None
-    discarded: Annotated[Natural | None, about("Iterations that were dropped because a rank missed their start.")] = None
+    discarded: Annotated[Natural | None, about("Iterations dropped because a rank missed their start.")] = None
     clock_residual_us: Annotated[
         Amount | None, about("Largest measured error of any rank's clock after the iterations; null without a clock.")
     ] = None

@@ -44,7 +44,7 @@ class FaultEntry(Struct, frozen=True):
     kind: Literal["lost_node", "broken_link", "slow_node", "slow_node_link", "slow_link"]
     nodes: Annotated[tuple[str, ...], about("The node, or the two ends of the link.")]
     found: str
-    ratio: Annotated[Amount | None, about("Measured speed divided by the median of the others; null if lost or broken.")]
+    ratio: Annotated[Amount | None, about("Speed divided by the median of the others; null if lost or broken.")]
     remedy: str
     exclude: Annotated[str, about("The node to leave out.")]
 

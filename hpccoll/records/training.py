@@ -125,7 +125,9 @@ class TrainSummaryRecord(MeshRecord, frozen=True, kw_only=True):
     context: Annotated[Positive | None, about("Bytes of a sample; null unless the model is a GPT.")]
     optimizer: Annotated[str, about("sgd or adamw.")]
     held_out_loss: Annotated[float | None, about("Mean over held-out samples; null if the run was stopped.")]
-    sent_bytes: Annotated[SentBytes | None, about("Bytes sent in the last step, by axis and operation; null without a step.")] = None
+    sent_bytes: Annotated[
+        SentBytes | None, about("Bytes sent in the last step, by axis and operation; null without a step.")
+    ] = None
     allocated_bytes: Annotated[
         AllocatedBytes | None,
         about("Of the rank with the largest total, in the first step; null without a step, and on a GPU."),
