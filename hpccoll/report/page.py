@@ -34,15 +34,7 @@ def render_page(
     findings: Sequence[Finding],
     more_sections: Sequence[PageSection] = (),
 ) -> str:
-    """Return the report as the HTML text of one page.
-
-    Args:
-        results: the contents of the result files.
-        groups: the measurements in `results`, grouped by operation and job size.
-        models: lower bounds on the times.
-        findings: conclusions to list at the top, most severe first.
-        more_sections: sections to insert before those on scaling and operations.
-    """
+    """Return the report as the HTML of one page: findings, `more_sections`, then scaling and operations (`groups`)."""
     styles = choose_line_styles(case for group in groups for case in group.cases)
     sections = [
         *more_sections,
