@@ -36,14 +36,15 @@ STYLES: dict[str, ParallelStyle] = {
 
 
 class TorchTraining:
-    """One rank's part of a training by torch: DTensor along tp, DistributedDataParallel along dp, pipelining along pp.
+    """One rank of a training by torch's own parallelism, which hpccoll's training is compared with.
 
-    The constructor and `run_backward` are collective over an initialised process group of the ranks of the mesh.
-    `parameters` has this rank's parameters by name.
+    Layers are split along tp by DTensor, gradients are averaged along dp by DistributedDataParallel, and stages along
+    pp run by torch.distributed.pipelining. The constructor and `run_backward` are collective over an initialised
+    process group of the ranks of the mesh. `parameters` has this rank's parameters by name.
 
     Args:
         module: this rank's pipeline stage, with whole layers.
-        loss: returns a micro-batch's addend of the mean loss over the samples of this rank's replica (its index of dp).
+        loss: returns a micro-batch's contribution to the mean loss over the samples of this rank's index of dp.
         microbatches: the number of micro-batches of this rank and step.
         schedule: a name in TORCH_SCHEDULES.
         sizes: the numbers of ranks along pp, dp and tp, from the outermost to the innermost axis.
@@ -80,7 +81,7 @@ class TorchTraining:
             self._schedule = TORCH_SCHEDULES[schedule](stage, microbatches, loss_fn=loss, scale_grads=False)
 
     def _wrap(self, module: Any) -> Any:
-        """Return the module wrapped by DistributedDataParallel if the mesh has dp; collective."""
+        """Return the module, wrapped by DistributedDataParallel if dp has more than one rank. Collective over dp."""
         if self.dp.size() == 1:
             return module
         if self.tp.size() == 1:
@@ -89,7 +90,10 @@ class TorchTraining:
         return DistributedDataParallel(module, device_mesh=self.dp)
 
     def run_backward(self, inputs: Any, targets: Any) -> float:
-        """Set the gradients of the mean loss of the whole batch, and return this rank's addend of this loss."""
+        """Compute the gradients of the mean loss over the whole batch; return this rank's share of this loss.
+
+        The shares of all ranks add up to the mean loss. `inputs` and `targets` are the whole batch. Collective.
+        """
         x, y = (each.tensor_split(self.dp.size())[self.dp.get_local_rank()] for each in (inputs, targets))
         with loss_parallel() if self.tp.size() > 1 else nullcontext():
             loss = self._run_microbatches(x, y) if self._schedule is None else self._run_pipeline(x, y)
@@ -123,7 +127,7 @@ class TorchTraining:
 
 
 def get_own_gradient(parameter: Any) -> Any:
-    """Return this rank's shard of a gradient, as a view of `parameter.grad`."""
+    """Return this rank's shard of a parameter's gradient (DTensor or tensor), as a view of `parameter.grad`."""
     if not isinstance(parameter, DTensor):
         return parameter.grad
     # DTensor leaves the gradient of an embedding that is split over tp as a whole on each rank.
@@ -132,6 +136,6 @@ def get_own_gradient(parameter: Any) -> Any:
 
 
 def get_number(loss: Any) -> float:
-    """Return the value of a scalar loss; all ranks of tp have the value of a loss that is a DTensor."""
+    """Return a scalar loss, a tensor or a DTensor, as a float; a DTensor has the same value on all ranks of tp."""
     loss = loss.detach()
     return float(loss.to_local() if isinstance(loss, DTensor) else loss)
