@@ -38,8 +38,9 @@ def check_parity(
 ) -> ParityReport:
     """Train a model on a mesh of ranks and in one process, and compare losses, gradients and parameters.
 
-    Collective over `comm`. The comparison ends at the first step in which a tensor differs. Rank 0 computes the steps of the whole model alone
-    while the other ranks wait, so it holds the whole model and all ranks' gradients of one step.
+    Collective over `comm`. The comparison ends at the first step in which a tensor differs. Rank 0 computes the steps
+    of the whole model alone while the other ranks wait, so rank 0 holds the whole model and all ranks' gradients of a
+    step.
 
     Args:
         comm: a communicator of all ranks.
