@@ -26,7 +26,13 @@ REQUIRABLE = tuple(_EXPLAINED_BY)
 
 
 def require_capabilities(names: Sequence[str], findings: Sequence[Finding], hosts: int) -> None:
-    """Raise UnavailableError, with explanations, unless `findings` prove all capabilities `names` on all `hosts`."""
+    """Raise UnavailableError, with explanations, unless the findings prove all capabilities on all hosts.
+
+    Args:
+        names: capabilities such as `cuda` or `cma`, as given to `--require`.
+        findings: the results of all checks.
+        hosts: the number of hosts of the job.
+    """
     missing = []
     for name in names:
         available = sum(len(finding.hosts) or hosts for finding in findings if name in finding.provides)
