@@ -56,8 +56,9 @@ def count_physical_cores(cpus: Sequence[int], root: Path) -> int:
 def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
     """Return the limit of this process's CPU time by control groups, in cores (None: unlimited), and its evidence.
 
-    The evidence is the file and value that set the limit. The file is `cpu.max` in cgroup v2 (`max 100000`, or quota and period such as `50000 100000`), and
-    `cpu.cfs_quota_us` in cgroup v1 (-1: unlimited). Of the quotas of a cgroup and its ancestors, the smallest applies.
+    The evidence is the file and value that set the limit. The file is `cpu.max` in cgroup v2 (`max 100000`, or quota
+    and period such as `50000 100000`), and `cpu.cfs_quota_us` in cgroup v1 (-1: unlimited). Of the quotas of a cgroup
+    and its ancestors, the smallest applies.
     """
     quotas: list[tuple[float, str]] = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():

@@ -132,7 +132,7 @@ def parse_smi_query(result: CommandResult) -> list[Finding]:
 
 
 def parse_smi_topology(result: CommandResult) -> list[Finding]:
-    """Return a finding on the links between GPUs from the output of `nvidia-smi topo -m`; an empty list without links."""
+    """Return a finding on the links between GPUs from the output of `nvidia-smi topo -m`; empty without links."""
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("GPU")]
     gpus = range(len(rows))
     kinds = sorted({row[1 + j] for i, row in enumerate(rows) for j in gpus if i != j and len(row) > len(gpus)})

@@ -55,7 +55,7 @@ def check_resource_limits(has_infiniband: bool) -> list[Finding]:
 
 
 def _format_limit(name: str, value: int) -> str:
-    """Return the value of the resource limit `name`, such as `stack`, as a string: a size with its unit, or a number."""
+    """Return the value of the resource limit `name`, such as `stack`, as a string: a size with unit or a number."""
     if value == resource.RLIM_INFINITY:
         return "unlimited"
     return format_size(value) if name in ("memlock", "stack") else str(value)

@@ -79,7 +79,8 @@ def check_mpich_device(info: dict[str, Any]) -> list[Finding]:
 def check_thread_level(info: dict[str, Any]) -> list[Finding]:
     """Return a note if the thread level turns off MPICH's collectives in shared memory; else an empty list.
 
-    `info` is the output of probe_mpi.py. Source: MPICH 5.0's built-in selection, which takes `release_gather` only where `is_multi_threaded=no`.
+    `info` is the output of probe_mpi.py. Source: MPICH 5.0's built-in selection, which takes `release_gather` only
+    where `is_multi_threaded=no`.
     """
     if not info["library"].startswith("MPICH") or info["threads"] != "multiple":
         return []

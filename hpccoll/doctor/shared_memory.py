@@ -160,7 +160,8 @@ def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path, root: Path
 def remove_stale_files(directory: Path, root: Path = Path("/")) -> Finding:
     """Remove the files of ended jobs in `directory` that `check_stale_files` would report; return a finding on them.
 
-    `root` is the directory that contains proc. In a PID namespace, nothing is removed: processes of other namespaces may use the files, and are not visible here.
+    `root` is the directory that contains proc. In a PID namespace, nothing is removed: processes of other namespaces
+    may use the files, and are not visible here.
     """
     if is_inside_pid_namespace(root):
         return Finding(

@@ -109,7 +109,8 @@ def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], libra
 def check_pmi2_messages(plugins: Finding, library: str) -> list[Finding]:
     """Return a warning if srun offers the plugin mpi/pmi2 and MPICH runs, whose messages it may cut off; else nothing.
 
-    `library` is the MPI library's name and version. `plugins` is the finding of `check_mpi_plugins`. hpccoll/runtime/pmi_relay.py describes the cause.
+    `library` is the MPI library's name and version, and `plugins` the finding of `check_mpi_plugins`.
+    hpccoll/runtime/pmi_relay.py describes the cause.
     """
     if not (library.startswith("MPICH") and "pmi2" in plugins.evidence):
         return []
