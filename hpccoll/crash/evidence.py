@@ -148,7 +148,7 @@ class JobEvidence:
         return known or tuple(rank for rank, each in sorted(self.ranks.items()) if communicator in each.progress)
 
     def find_age(self, own: RankEvidence) -> float:
-        """Return the seconds since a rank's last call ended, or since it began if it is unfinished; 0 without a call."""
+        """Return the seconds since a rank's last call ended, or began if it is unfinished; 0 without a call."""
         call = own.last_call
         if call is None:
             return 0.0
