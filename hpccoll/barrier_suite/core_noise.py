@@ -17,9 +17,10 @@ _END_S = 5.0  # time in which the process ends after SIGTERM
 
 
 class CoreNoise:
-    """A context manager: pins this thread to its current core, with a busy process; undoes both at the end.
+    """Context manager that disturbs this rank: another process keeps its core busy (`hpccoll barrier --noise`).
 
-    Without `active`, nothing is done.
+    The thread is pinned to its present core. At the end, the process is terminated and the pinning undone. If `active`
+    is false, nothing is done.
     """
 
     def __init__(self, active: bool) -> None:

@@ -20,24 +20,33 @@ MIN_FITTED = 3  # barriers that a fit needs
 
 @dataclass(frozen=True, slots=True)
 class BarrierPrediction:
-    """The simulated completion (from the last entry to the last exit) and exit skew of a barrier, in seconds."""
+    """The simulated times of a barrier."""
 
-    completion_s: float
-    exit_skew_s: float
+    completion_s: float  # from the last entry to the last exit
+    exit_skew_s: float  # from the first to the last exit
 
 
 def predict_barrier(plan: Plan, machine: Machine, entered_s: Floats) -> BarrierPrediction:
-    """Simulate a barrier whose ranks enter at the times `entered_s`, shape (n,), and return the prediction."""
+    """Return the simulated times of the barrier `plan` on a machine model.
+
+    The ranks enter at the times `entered_s` in seconds, shape (ranks,).
+    """
     entered = entered_s - entered_s.min()
     left = machine.call_s + simulate(plan, machine, 0, trace=False, entered_s=entered).clocks_s
     return BarrierPrediction(float(left.max() - entered.max()), float(np.ptp(left)))
 
 
 def fit_to_barriers(plans: Sequence[Plan], completions_s: Sequence[float], nodes: Sequence[int]) -> Machine | None:
-    """Return the machine model under which the plans come closest to the measured completions without skew.
+    """Return the machine model on which the simulated times of barriers are closest to the measured ones.
 
-    `nodes` has the number of ranks of each node. Returns None with fewer than MIN_FITTED plans, for one rank, and where
-    nodes have different numbers of ranks, which a machine model cannot express.
+    Args:
+        plans: the plans of the barriers.
+        completions_s: the measured median time of each barrier if all ranks enter together.
+        nodes: the number of ranks on each node.
+
+    Returns:
+        The machine model; None with fewer than MIN_FITTED plans, for one rank, and if nodes have different numbers of
+        ranks, which a machine model cannot express.
     """
     from hpccoll.predict.fit import MeasuredRow, fit_barriers
 
