@@ -60,7 +60,7 @@ def make_barrier_record(
 
 def _summarize_times(times: RoundTimes) -> dict[str, Any]:
     """Return those fields of a `barrier` record, by name, that follow from the times of rounds alone."""
-    # Completions below zero, which the error of the clock can cause, count as zero; unsafe rounds are counted apart.
+    # Barrier times below zero, which the error of the clock can cause, count as zero; unsafe rounds are counted apart.
     completion, skew = (_to_us(np.maximum(each, 0.0)) for each in (times.completion, times.exit_skew))
     planned = times.planned - times.planned.min(axis=1, keepdims=True)
     return {

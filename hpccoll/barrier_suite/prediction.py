@@ -1,8 +1,8 @@
-"""The simulator's prediction of a barrier, beside the measurement: with the measured entries, on a machine model.
+"""Predicts the times of a barrier by simulation, with the measured times of entry, on a machine model.
 
-Without a machine model from the user, a model is fitted to the barriers that this run has measured without skew. Its
-predictions without skew therefore show how well one model explains all barriers; its predictions with skew are
-predictions of times that the fit has not used.
+Without a machine model from the user, a model is fitted to the barriers that this run has measured without skew (all
+ranks enter together). Predictions without skew therefore show how well one model explains all barriers. Predictions
+with skew are predictions of times that the fit has not used.
 """
 
 from __future__ import annotations

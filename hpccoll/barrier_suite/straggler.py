@@ -32,8 +32,8 @@ NOISE_FACTOR, NOISE_QUANTILE = 1.5, 0.25
 PARTS, PARTS_NEEDED = 8, 6
 MIN_ROUNDS = 24  # fewer rounds name nobody
 CHANCE = 1e-4  # probability with which a rank is last in so many rounds by chance, for all ranks together
-# A rank is often late if the others waited for it during OFTEN_SHARE of the time, after subtraction of OFTEN_RATIO
-# times the time for which they waited for any other rank.
+# A rank is often late if the other ranks waited for it during more than OFTEN_SHARE of the time.
+# OFTEN_RATIO times the time for which they waited for any other rank is subtracted first.
 OFTEN_SHARE, OFTEN_RATIO = 0.08, 3.0
 
 
@@ -93,7 +93,7 @@ def find_straggler(times: RoundTimes, resolution_s: float) -> StragglerReport:
 def collect_evidence(times: RoundTimes) -> tuple[ArrivalEvidence, ...]:
     """Return how late each rank entered barriers, compared with the other ranks, in order of rank."""
     lateness = times.lateness
-    # Without the planned wait for the last rank of the pattern, the wait of a rank does not depend on the pattern.
+    # Subtract the planned wait for the pattern's last rank, so that a rank's wait does not depend on the pattern.
     waits = times.wait - (times.planned.max(axis=1, keepdims=True) - times.planned)
     excess, surplus = subtract_others(lateness), subtract_others(waits)
     last, gaps = find_last(lateness)
@@ -137,7 +137,7 @@ def subtract_others(values: Floats) -> Floats:
     order = np.argsort(values, axis=1, kind="stable")
     ordered = np.take_along_axis(values, order, axis=1)
     position = np.argsort(order, axis=1, kind="stable")  # of each rank in its round, shape (rounds, ranks)
-    # Without a rank, the other ranks behind it move up by one position.
+    # If a rank is left out of the sorted values, the values behind it move up by one position.
     low, high = ((ranks - 2) // 2, (ranks - 1) // 2)
     middles = [np.where(position > at, ordered[:, at, None], ordered[:, at + 1, None]) for at in (low, high)]
     return np.asarray(values - (middles[0] + middles[1]) / 2)
@@ -159,7 +159,7 @@ def _is_always_late(times: RoundTimes, suspect: ArrivalEvidence, threshold_s: fl
 def _is_often_late(times: RoundTimes, rank: int) -> bool:
     """Whether the other ranks often waited long for `rank` alone, and little for any other rank.
 
-    This must be so in most parts of the run; a part is one of PARTS equal stretches of the rounds.
+    Often means in most parts of the run; a part is one of PARTS equal stretches of the rounds.
     """
     last, gaps = find_last(times.lateness)
     parts = 0

@@ -28,7 +28,7 @@ def time_straggler_rounds(
 ) -> RoundTimes | None:
     """Call a barrier with each arrival pattern in turns, and note when ranks enter and leave. Collective.
 
-    Returns the times of all ranks on rank 0, and None on other ranks. They show whether a rank is late.
+    Returns the times of all ranks on rank 0, and None on other ranks. The times show whether a rank is late.
 
     Args:
         timer: times the rounds.
@@ -41,7 +41,7 @@ def time_straggler_rounds(
         extra_s: a delay of this rank in seconds that is not part of the patterns.
     """
     batch = max(1, -(-rounds // (BATCHES * len(patterns))))
-    # A window that grew with the noise would let a disturbed rank sleep, and hide the disturbance.
+    # The window does not grow with the noise, because ranks would then sleep in it, and a disturbance would not show.
     window_s = ROUND_S + 2 * barrier_s + spread_s
     parts: list[RoundTimes] = []
     for turn in range(BATCHES):

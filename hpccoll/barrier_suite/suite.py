@@ -1,9 +1,10 @@
 """Runs the barrier suite: rounds of work that show late ranks, then all barriers in turns for each arrival pattern.
 
-A first turn of every barrier finds the one for the rounds that show late ranks, because users ask for those first. The
-first pattern is always `none`. Its median completions scale the other patterns: unless the user states a spread,
-a pattern's spread for a barrier is the barrier's own median completion without skew. Within a pattern, the barriers
-take turns in a new random order, so that a disturbance affects all of them.
+A first turn of every barrier finds the fastest barrier, which the rounds that show late ranks use. These rounds come
+first, because users ask for late ranks first. The first arrival pattern is always `none` (all ranks enter together).
+The barrier times of this pattern scale the other patterns: unless the user states a spread, the largest delay of a
+pattern is the barrier's own median time with pattern `none`. Within a pattern, the barriers take turns in a new random
+order, so that a disturbance affects all of them.
 
 Rank 0 computes the records. All ranks make the same collective calls, because rank 0 broadcasts its decisions.
 """
@@ -105,7 +106,7 @@ class BarrierSuite:
         self.machine, self.clock_error_s = machine, clock_error_s
         self.refused: list[str] = []  # why some barriers cannot run
         self.records: list[BarrierRecord] = []  # on rank 0: those of this run and of the resumed file
-        # On rank 0: called with the share of the current pattern's rounds that has run, and at the end of a pattern.
+        # Rank 0 calls `on_share` with the fraction of the present pattern's rounds that are done, to show progress.
         self.on_share: Callable[[float], None] | None = None
         self.on_pattern_end: Callable[[], None] | None = None
         self._finished: tuple[BarrierRecord, ...] = ()

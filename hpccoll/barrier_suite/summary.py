@@ -122,7 +122,7 @@ def summarize_nodes(report: StragglerReport, nodes: Sequence[str]) -> tuple[Node
 def find_late_node(report: StragglerReport, nodes: Sequence[str]) -> str | None:
     """Return the node of the late rank if the node has several ranks, and all of them, but no others, are late.
 
-    The result is None otherwise. `nodes` has the name of each rank's node.
+    The result is None if there is no such node. `nodes` has the name of each rank's node.
     """
     if report.straggler is None:
         return None

@@ -77,8 +77,8 @@ class TimeLimit:
     def close(self) -> None:
         """Stop watching this rank, and receive all messages before the communicator is freed. Collective.
 
-        Open MPI reuses the number of a freed communicator. It would deliver a late message to the next communicator of
-        this number, whose own messages would then never match.
+        Open MPI reuses the number of a freed communicator. Open MPI would deliver a late message to the next
+        communicator of this number, whose own messages would then never match.
         """
         self._comm.Barrier()  # the thread answers the other ranks meanwhile
         self._closed.set()

@@ -343,8 +343,8 @@ def _test_columns(
     """Return the ratio B / A of each column with its interval, p-value and verdict.
 
     All tests together have the significance `share` * SIGNIFICANCE. `orders` compares the samples of each case, or is
-    None for operations. An interval contains the column's range in `spreads`, if it has one. A range that includes zero
-    (no change) allows no verdict. `paired` and `tolerance` are those of `compare_sides`.
+    None for operations. The interval of a column contains the column's range in `spreads`, if there is one. A range
+    that includes zero (no change) allows no verdict. `paired` and `tolerance` are those of `compare_sides`.
     """
     values = _subtract(columns.a, columns.b, paired).values
     standard_errors, doubtful = np.sqrt(errors.squares), np.array([bool(doubt) for doubt in columns.doubts])

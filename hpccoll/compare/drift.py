@@ -75,7 +75,7 @@ class Drift:
 def choose_control(keys: Sequence[CaseKey], same_mpi: bool) -> Control:
     """Return the cases that show the machine's speed: those of the MPI library's own collectives, or none.
 
-    They serve if there are cases of the MPI library and others among `keys`, and both sides used the same MPI library
+    The MPI library's cases are chosen if `keys` has other cases, too, and both sides used the same MPI library
     (`same_mpi`), so that its times should be equal.
     """
     own = [key for key in keys if key.engine != MPI_ENGINE]

@@ -1,7 +1,7 @@
 """Decides which tests of a comparison can give a verdict, and what to measure where they cannot.
 
 Two runs of the same software can differ by any factor on a machine whose cores they share with other programs, and
-nothing within the two runs shows by how much. So a verdict takes:
+nothing within the two runs shows by how much. A verdict therefore takes:
 
 - runs whose own times are reliable by the verdict of `hpccoll bench`, and that other programs did not interrupt often.
 - for a row, at least MIN_RUNS runs per side, whose spread shows the noise between runs.

@@ -5,8 +5,8 @@ A row is the measurements of one case: an operation, message size, engine and al
 Samples within a run are correlated, and whole runs differ: memory lies elsewhere, other programs run. So the variance
 of a median over runs is estimated from several sources, in logarithms of times, and per run:
 
-- the spread of the differences between A and B over rows, as a robust standard deviation. It is the only source if
-  each side has one run. This source assumes that rows of one operation change alike.
+- the spread of the differences between A and B over rows, as a robust standard deviation. The spread over rows is the
+  only source if each side has one run. The spread over rows shows noise only if the rows of one operation change alike.
 - the variance of a row over the runs of each side, or of paired differences, where there are several runs. Each row's
   own variance is combined with the spread over rows, which counts as much as `PRIOR_DEGREES` further runs.
 - the variance of the median within a run, from medians of batches of consecutive samples.
@@ -207,8 +207,8 @@ def find_spread(differences: Floats, expected: Floats, single: bool) -> tuple[fl
     Args:
         differences: logarithm of the ratio B / A of each case.
         expected: the variance of each difference by noise; Cochran's Q tests whether the cases differ by more.
-        single: whether each side has a single run. Then noise is known from the range itself, and the range always
-            counts.
+        single: whether each side has a single run. With single runs, noise is known from the range itself, and the
+            range always counts.
     """
     from scipy.special import chdtri
 

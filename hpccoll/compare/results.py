@@ -1,4 +1,4 @@
-"""The result of a comparison: the records of its rows and operations, and what holds for all of them."""
+"""The result of a comparison of two sets of runs: records of cases and operations, and facts about all of them."""
 
 from __future__ import annotations
 

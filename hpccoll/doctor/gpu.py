@@ -18,7 +18,7 @@ from hpccoll.units import format_count
 
 AREA, IPC, CUDA_AWARE = "gpu", "cuda ipc", "cuda-aware mpi"
 QUERY = ("index", "name", "driver_version", "mig.mode.current", "compute_mode", "persistence_mode", "memory.total")
-# Slow links in nvidia-smi topo: across sockets, across host bridges of a socket, through one host bridge.
+# nvidia-smi's names of slow links: across sockets, across host bridges of a socket, through one host bridge.
 _SLOW_LINKS = ("SYS", "NODE", "PHB")
 _NVML_SCRIPT = """
 import json, pynvml as n

@@ -129,7 +129,7 @@ def check_duplicates(info: dict[str, Any]) -> list[Finding]:
 def check_wheels() -> list[Finding]:
     """Return a problem if several Python wheels with MPI libraries are installed; else an empty list.
 
-    Such wheels overwrite each other's files.
+    Several wheels with MPI libraries overwrite each other's files.
     """
     versions = {}
     for name in _WHEELS:

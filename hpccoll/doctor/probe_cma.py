@@ -22,7 +22,7 @@ _PARENT, _CHILD = b"text of the parent", b"text of the child."
 def read_process(pid: int, address: int, expected: bytes) -> str:
     """Read the memory of process `pid` at `address`, which should contain `expected`.
 
-    Returns `worked`, or the reason why it did not.
+    Returns `worked`, or the reason why the memory could not be read.
     """
     copy = ctypes.create_string_buffer(len(expected))
     try:

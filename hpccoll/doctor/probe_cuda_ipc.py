@@ -56,7 +56,7 @@ def open_shared_memory(memory: bytes, exported_event: bytes) -> str:
         exported_event: the event's CUDA IPC handle.
 
     Returns:
-        `worked`, or the reason why it did not.
+        `worked`, or the reason why the memory cannot be shared.
     """
     try:
         driver = CudaDriver()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.errors import UnavailableError
 
-# For each capability, the areas whose findings explain why it is missing.
+# For each capability of --require, the areas of checks whose findings explain why the capability is missing.
 _EXPLAINED_BY = {
     "mpi": ("mpi",),
     "cma": ("limits",),

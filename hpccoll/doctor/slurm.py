@@ -70,7 +70,7 @@ def check_tasks(variables: Mapping[str, str], ranks: int) -> list[Finding]:
 def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
     """Return a warning if each task sees only its own GPUs, so that ranks cannot share memory by CUDA IPC.
 
-    The result is an empty list otherwise. `variables` are SLURM's environment variables.
+    The result is an empty list if tasks see all GPUs. `variables` are SLURM's environment variables.
     """
     per_task, tres = (variables.get(name, "") for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
     if not per_task and "gpu" not in tres:

@@ -156,7 +156,7 @@ def _connect(paths: LabPaths) -> socket.socket:
 def read_peer(connection: socket.socket) -> tuple[int, int]:
     """Return the process ID and the user ID of the process at the other end of a Unix socket's connection.
 
-    Both are valid in this process's PID and user namespaces.
+    The two IDs are translated to this process's PID and user namespaces.
     """
     pid, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid), int(user)

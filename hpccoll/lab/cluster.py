@@ -32,7 +32,7 @@ _OPEN_MPI = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 _OPEN_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-# Prefixes of the variables of a SLURM or MPI job that contains this process.
+# Prefixes of environment variables by which SLURM or MPI describes a job that contains this process.
 _OUTER_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
 
 

@@ -137,7 +137,7 @@ class LabProcesses:
         if node.process is None:
             return
         if self.isolation is Isolation.FLAT:
-            # Without a PID namespace, init kills the node's processes when its input closes.
+            # Without a PID namespace, a node's init process kills the node's processes when its standard input closes.
             assert node.process.stdin is not None  # noqa: S101 - opened by `start_node`
             node.process.stdin.close()
         else:
@@ -167,7 +167,7 @@ class LabProcesses:
     def _end_throttle(self, node: NodeState) -> None:
         """End a node's throttling: terminate the process that throttles, and wait for its end.
 
-        That process continues the processes that it has stopped.
+        The throttling process continues the node's processes that it has stopped.
         """
         node.percent = 0.0
         if node.throttle is not None:

@@ -40,7 +40,7 @@ def find_descendants(root: int) -> list[int]:
 def handles_sigcont(pid: int) -> bool:
     """Whether a process has a handler for SIGCONT, or has ended; such a process must not be stopped and continued.
 
-    srun handles SIGCONT: it forwards the signal to its tasks.
+    srun handles SIGCONT: srun forwards the signal to its tasks.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()

@@ -20,7 +20,7 @@ def find_free_ports(count: int) -> list[int]:
 
 
 # The short timeouts let SLURM detect a dead node after 14 s, instead of 28 s with the default message timeouts.
-# The scheduler parameters let SLURM start a job immediately.
+# The SchedulerParameters in slurm.conf let SLURM start a job immediately.
 _COMMON = """\
 ClusterName=lab
 AuthType=auth/none

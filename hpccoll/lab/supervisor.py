@@ -169,7 +169,7 @@ def read_last_log_lines(paths: LabPaths) -> str:
 
 
 def open_listener(paths: LabPaths) -> socket.socket:
-    """Return the lab's Unix socket, on which it listens for requests.
+    """Return the Unix socket on which a lab listens for requests.
 
     The socket is bound by a short path through /proc, because Linux limits a socket's path to 107 bytes.
     """

@@ -49,9 +49,9 @@ class DelaySwitch:
     def __init__(self, devices: list[str], delay_s: float) -> None:
         self.delay_s = delay_s
         self.links = [open_link(device) for device in devices]
-        # The link of each Ethernet address is learned from source addresses.
+        # The switch learns which link leads to an Ethernet address from the source addresses of frames.
         self.link_of_address: dict[bytes, socket.socket] = {}
-        # Entries (time to send, links, frame) are in order of time, because all frames wait equally long.
+        # Delayed frames (time to send, links, frame) are in order of time, because all frames wait equally long.
         self.delayed: deque[tuple[float, list[socket.socket], bytes]] = deque()
         self.ready: dict[socket.socket, deque[bytes]] = {link: deque() for link in self.links}
 

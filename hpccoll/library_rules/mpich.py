@@ -37,7 +37,7 @@ _NAMES = {
     Operation.REDUCE: "Reduce",
     Operation.REDUCE_SCATTER: "Reduce_scatter_block",
 }
-# The compositions that a variable selects by number (from 1), and the one without levels, which runs an algorithm.
+# For each operation, MPICH's compositions in order of their numbers (from 1), and the one that runs an algorithm.
 COMPOSITIONS = {
     Operation.ALL_GATHER: (("alpha", "beta"), "beta"),
     Operation.ALL_REDUCE: (("alpha", "beta", "gamma", "delta"), "beta"),
@@ -59,8 +59,8 @@ class AlgorithmFacts:
 
 _EXCHANGE = ("k=2", "single_phase_recv=0")
 _SUM = "is_commutative"
-# The algorithms to measure. Left out are those that call the collective again on parts of the communicator (`smp`),
-# those of nonblocking collectives (`nb`), and those with parameters that a file cannot set.
+# MPICH's algorithms to measure, without those that call the collective again on parts of the communicator (`smp`),
+# without those of nonblocking collectives (`nb`), and without those with parameters that a file cannot set.
 ALGORITHMS: Mapping[Operation, Mapping[str, AlgorithmFacts]] = {
     Operation.ALL_GATHER: {
         "brucks": AlgorithmFacts(),
@@ -100,7 +100,7 @@ ALGORITHMS: Mapping[Operation, Mapping[str, AlgorithmFacts]] = {
     },
 }
 _KINDS = "algorithm=MPIR_", "composition=MPIDI_"  # marks of the two trees among those that a library contains
-# Each condition as two: for calls that the algorithm supports, and for all others.
+# Each condition as a pair: the condition for calls that the algorithm supports, and that for all other calls.
 _CONDITIONS = {
     _SUM: ("is_commutative=yes", "is_commutative=no"),
     "is_op_built_in": ("is_op_built_in=yes", "is_op_built_in=no"),

@@ -1,8 +1,8 @@
 """Open MPI's files of rules: the classic file and the JSON file of its component `tuned`, and the file of `han`.
 
-Every release of Open MPI reads the classic file; 6.0 and later also read the JSON file (version 3). Both select an
-algorithm of the component `tuned`. On several nodes, `han` carries out most collectives instead, and the file of `han`
-passes those messages to `tuned` for which the rules have an algorithm.
+Every release of Open MPI reads the classic file; 6.0 and later also read the JSON file (version 3). Both files select
+an algorithm of the component `tuned`. On several nodes, `han` carries out most collectives instead, and the file of
+`han` passes those messages to `tuned` for which the rules have an algorithm.
 
 Gather and scatter have no rules: `tuned` finds the size of their messages from arguments that some ranks need not pass,
 so that ranks could select different algorithms.
@@ -20,7 +20,7 @@ from hpccoll.library_rules.rules import LibraryRules
 from hpccoll.plan import Operation
 
 TUNED, HAN = "tuned", "han"
-# The number of a collective in the classic file, and its name in the JSON file and in the names of variables.
+# For each operation: its number in Open MPI's classic file, and its names in the JSON file and in variables.
 COLLECTIVES = {
     Operation.ALL_GATHER: (0, "allgather", "allgather"),
     Operation.ALL_REDUCE: (2, "allreduce", "allreduce"),

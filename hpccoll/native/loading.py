@@ -14,7 +14,7 @@ COMPILE_COMMAND: Final = f"python {_FOLDER}/compiler.py"
 def require_extension() -> None:
     """Raise ImportError if the compiled extension is missing, or older than the C files of a source tree.
 
-    The message has the command that compiles it.
+    The error message has the command that compiles the extension.
     """
     try:
         compiled_ns = os.stat(EXTENSION_PATH).st_mtime_ns  # noqa: PTH116

@@ -124,7 +124,7 @@ class ParityCase:
         total = 0.0
         for part in self.list_parts(sizes)[mesh.sampler]:
             loss = self.loss(wrapped, *(x[part] for x in whole))
-            # The average of these addends over dp is the mean over all samples, even if parts differ in size.
+            # With this weight, the average of the losses over dp is the mean over all samples, even for unequal parts.
             (loss * (_count(part) * sizes.samplers / self.samples)).backward()
             total += float(loss.detach()) * _count(part) / _count(own)
         return total

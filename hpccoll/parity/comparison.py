@@ -17,7 +17,7 @@ from hpccoll.parity.shard_location import ShardIndex
 from hpccoll.parity.wrapped import GRADIENT, VALUE, WrappedRun
 from hpccoll.records import ParityRecord, ParitySummaryRecord, Quantity
 
-# Half precision: the bound is 16 times the epsilon of the dtype.
+# For bfloat16 and float16, the tolerance of relative differences is 16 times the epsilon of the dtype.
 TOLERANCES: Mapping[Any, float] = {
     torch.float64: 1e-12,
     torch.float32: 1e-5,
@@ -96,7 +96,7 @@ class MeshComparison:
     def compare_step(self, wrapped: WrappedRun) -> None:
         """Run one training step and compare its loss, gradients and gradient norm. Collective.
 
-        If they agree, update the parameters and compare the new parameters, too.
+        If these values agree, update the parameters and compare the new parameters, too.
         """
         loss = wrapped.compute()
         losses = wrapped.mesh.comm.gather_object(RankLoss(wrapped.mesh.sampler, loss, torch.initial_seed()))

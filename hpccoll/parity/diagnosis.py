@@ -64,7 +64,7 @@ def choose_fault(wrong: Sequence[str], faults: Mapping[str, Fault]) -> tuple[str
 
     Args:
         wrong: the names of wrong gradients in the order of the model, at least one.
-        faults: the likely fault of each of them.
+        faults: the likely fault of each wrong gradient.
     """
     last = next((name for name in reversed(wrong) if faults[name] is not UNKNOWN), wrong[0])
     name = wrong[0] if faults[wrong[0]].kind == faults[last].kind else last

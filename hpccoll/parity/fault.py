@@ -121,7 +121,8 @@ def exceeds(found: Any, expected: Any, bound: float) -> bool:
 def fit_factor(pairs: Iterable[tuple[Any, Any]]) -> float:
     """Return the number c with which c * expected is closest to found, over all pairs (found, expected) of tensors.
 
-    The number c minimises the sum of the squares of found - c * expected. It is 0 if all expected tensors are zero.
+    The number c minimises the sum of the squares of found - c * expected. The result is 0 if all expected tensors are
+    zero.
     """
     numerator = denominator = 0.0
     for found, expected in pairs:

@@ -35,7 +35,7 @@ class WrappedRun:
 
     def __init__(self, case: ParityCase, mesh: ParityMesh, seed: int) -> None:
         self.case, self.mesh, self.seed, self.step = case, mesh, seed, 0
-        # The original parameters must stay alive, because new objects could get the ids of freed ones.
+        # Keep the original parameters alive, because new objects could otherwise get the Python ids of freed ones.
         self._originals = dict(case.model.named_parameters(remove_duplicate=False))
         names = {id(x): name for name, x in reversed(self._originals.items())}
         self._names = {alias: names[id(x)] for alias, x in self._originals.items()}

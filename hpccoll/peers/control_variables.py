@@ -58,7 +58,7 @@ class ControlVariables:
     def _list_values(self, index: ctypes.c_int) -> dict[str, int]:
         """Return the possible values of a variable by name, from its MPI_T enumeration or else from its description.
 
-        MPICH's variables are plain integers. Their descriptions have a line `NAME - TEXT` per value, in the order of
+        MPICH's variables are plain integers, whose descriptions have a line `NAME - TEXT` per value, in the order of
         the values.
 
         Args:

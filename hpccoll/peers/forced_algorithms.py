@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OPEN_MPI, MPICH, NCCL = "openmpi", "mpich", "nccl"
 _VENDORS = {OPEN_MPI: "Open MPI", MPICH: "MPICH"}
-# Variables of the environment that force algorithms or read rules, so that a measured default would not be one.
+# If one of these environment variables is set, the library does not select algorithms by its own defaults.
 _FORCING = {
     OPEN_MPI: ("OMPI_MCA_coll_tuned_use_dynamic_rules", "OMPI_MCA_coll_han_use_dynamic_file_rules"),
     MPICH: ("MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE", "MPIR_CVAR_CH4_COLL_SELECTION_TUNING_JSON_FILE"),
@@ -36,8 +36,8 @@ _FORCING = {
 }
 
 _FALLBACK = "MPIR_CVAR_COLLECTIVE_FALLBACK"
-# Measurements call MPICH's barrier and broadcast around the timed calls. By default each takes 0.1 s in shared memory
-# if ranks share cores. The compositions below are faster.
+# Measurements call MPICH's barrier and broadcast around the timed calls, by these compositions.
+# By default, MPICH's barrier and broadcast take 0.1 s in shared memory if ranks share cores.
 _AROUND = (
     (Operation.BARRIER, "MPIR_CVAR_BARRIER_COMPOSITION", 2),
     (Operation.BROADCAST, "MPIR_CVAR_BCAST_COMPOSITION", 3),
@@ -109,7 +109,7 @@ class OpenMpiAlgorithms:
         """Return an engine per algorithm of an operation, first one that lets Open MPI select. Collective."""
         engines = [ForcedEngine(DEFAULT, self._default)]
         for name, number in self._variables.list_values(_name_open_mpi(operation)).items():
-            # Number 0 lets `tuned` select, as the default does on one node. `two_proc` fails unless there are 2 ranks.
+            # Algorithm 0 of Open MPI lets `tuned` select, as the default does on one node; `two_proc` needs 2 ranks.
             if (number == 0 and not self._several_nodes) or (name == "two_proc" and self._world.size != 2):
                 continue
             algorithm = LibraryAlgorithm(name if number else "", number, open_mpi.TUNED)

@@ -109,7 +109,7 @@ def _check_buffer(operation: Operation, array: Any, role: str, used: bool) -> Bu
 def _match_buffers(operation: Operation, sent: Buffer, received: Buffer, rank: int, n: int) -> CheckedBuffers:
     """Return input and output of rank `rank` of `n` after a check that their sizes and overlap suit `operation`.
 
-    Raises BufferError if they do not.
+    Raises BufferError if sizes or overlap do not suit the operation.
     """
     whole, block = (sent, received) if operation in _WHOLE_IS_SOURCE else (received, sent)
     source, result = sent.flat, received.flat

@@ -41,7 +41,7 @@ _SHARE_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
 _BITWISE = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 _GLOO_ON_DEVICE = (Operation.ALL_REDUCE, Operation.BROADCAST)  # torch.distributed's documentation, "Backends"
-# The torch dtype in which a dtype is reduced: booleans as bytes 0 and 1, complex numbers as pairs of floats.
+# The torch dtype in which values of a dtype are reduced: booleans as bytes 0 and 1, complex numbers as pairs of floats.
 _REDUCED_AS = {
     **{name: name for name in ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")},
     "bool": "uint8",

@@ -86,7 +86,7 @@ class TorchTraining:
             return module
         if self.tp.size() == 1:
             return DistributedDataParallel(module, process_group=self.dp.get_group())
-        # Given a device mesh, DistributedDataParallel takes DTensors.
+        # DistributedDataParallel accepts DTensors only if it gets a device mesh.
         return DistributedDataParallel(module, device_mesh=self.dp)
 
     def run_backward(self, inputs: Any, targets: Any) -> float:
@@ -119,8 +119,8 @@ class TorchTraining:
         arguments, options = (inputs,) if self.pp.get_local_rank() == 0 else (), {}
         if self.pp.get_local_rank() == self.pp.size() - 1:
             options = {"target": targets, "losses": losses}
-        # The stage sums gradients over dp in the last backward pass, whatever `no_sync` says. Without `no_sync`, the
-        # forward pass by which the stage learns shapes would make the first backward pass sum gradients as well.
+        # torch's PipelineStage sums gradients over dp in the last backward pass, even within `no_sync`.
+        # Without `no_sync`, the first backward pass would sum gradients over dp as well.
         with self._run.no_sync() if self.dp.size() > 1 else nullcontext():
             self._schedule.step(*arguments, **options)
         return sum(map(get_number, losses))
@@ -130,7 +130,7 @@ def get_own_gradient(parameter: Any) -> Any:
     """Return this rank's shard of a parameter's gradient (DTensor or tensor), as a view of `parameter.grad`."""
     if not isinstance(parameter, DTensor):
         return parameter.grad
-    # DTensor leaves the gradient of an embedding that is split over tp as a whole on each rank.
+    # For an embedding that is split over tp, DTensor gives each rank the gradient of the whole embedding.
     parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
     return parameter.grad.to_local()
 

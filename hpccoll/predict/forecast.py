@@ -84,14 +84,14 @@ def forecast(
 def _needs_growth(algorithm: Algorithm, n: int, machine: Machine, count: int, chunks: int, root: int) -> bool:
     """Whether to extrapolate the simulation from a few nodes, because too many ranks would have to be simulated.
 
-    Ranks that do the same are simulated once, so symmetric plans need few of them. `count` is the number of elements of
-    a rank's vector or of one block; `chunks` and `root` are the plan's.
+    Ranks that do the same are simulated once, so symmetric plans need few simulated ranks. `count` is the number of
+    elements of a rank's vector or of one block; `chunks` and `root` are the plan's.
     """
     if not algorithm.grows_linearly or n <= MOST_DIRECT_RANKS:
         return False
     plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
     rounds = plan.column(0)
-    # A few rounds have a message to every rank, and the rounds of an all_to_all are all different.
+    # Plans of few rounds send a message to every rank per round, and the rounds of an all_to_all are all different.
     exchanges = plan.operation is Operation.ALL_TO_ALL
     if plan.period is None or len(rounds) < LEAST_ROUNDS or exchanges or algorithm.is_two_level:
         return True

@@ -19,7 +19,7 @@ from hpccoll.units import GB
 
 _FOLDER, _SUFFIX = "machines", ".toml"
 _MAX_CHARACTERS = 2**20
-# Values outside the limits of these types are mistakes, or would overflow.
+# Numbers in a machine's file outside the limits of these types are mistakes, or would overflow.
 ModelName: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
 Microseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
 Bandwidth: TypeAlias = Annotated[float, Meta(gt=1e-15, le=1e15)]  # GB/s
@@ -34,7 +34,8 @@ class MachineError(UsageError):
 class LinkDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of the tables [within] and [between] of a machine model's TOML file: links within and between nodes.
 
-    `alpha_us` is a message's latency. `overhead_us` is the part of it that keeps the sender busy; None for all of it.
+    `alpha_us` is a message's latency. `overhead_us` is the part of `alpha_us` that keeps the sender busy; None means
+    all of it.
     """
 
     alpha_us: Microseconds

@@ -214,7 +214,7 @@ def _find_label_place(inside: NDArray[np.bool_], width: float, height: float) ->
     """
     from scipy.ndimage import distance_transform_cdt
 
-    # After resampling, a box of `width` x `height` is a square, so a chessboard distance shows whether it fits.
+    # After resampling, the label's box is a square, so a chessboard distance shows whether the label fits.
     rows, columns = (np.arange(0, n, s / 12).astype(int) for n, s in zip(inside.shape, (height, width), strict=True))
     room = distance_transform_cdt(np.pad(inside[np.ix_(rows, columns)], 1), "chessboard")[1:-1, 1:-1]
     row, column = np.unravel_index(int(np.argmax(room)), room.shape)

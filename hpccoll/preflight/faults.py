@@ -1,7 +1,7 @@
 """Find faults in the results of a preflight: broken or slow links, lost or slow nodes.
 
 A value is slow if it is below a given fraction of the other values' median, and if it is also below the median by more
-than four times the spread of the other values. Their spread is the median absolute deviation, scaled to a standard
+than four times the spread of the other values. The spread is the median absolute deviation, scaled to a standard
 deviation. The condition on the spread prevents false faults where healthy links differ, as in tapered networks.
 
 Faults name as few nodes as possible. If a node itself is slow (copies memory or computes slowly), its slow links are

@@ -38,8 +38,8 @@ class NodeSpeed:
 def measure_node(*, shares_machine: bool) -> NodeSpeed:
     """Measure memory copies and arithmetic on all cores that this process may use, for half a second in total.
 
-    `shares_machine` states whether this node is one of several emulated nodes on one machine. If it is, the time that
-    threads wait for a core is subtracted.
+    `shares_machine` states whether this node is one of several emulated nodes on one machine. On emulated nodes, the
+    time that threads wait for a core is subtracted.
     """
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:

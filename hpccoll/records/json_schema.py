@@ -109,7 +109,7 @@ def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
     """
     if "$ref" in schema:
         definition = components[schema["$ref"].rpartition("/")[2]]
-        if "enum" in definition and "description" in schema:  # the record's description of the field
+        if "enum" in definition and "description" in schema:  # keep the description of the field in this record
             definition = definition | {"description": schema["description"]}
         return _inline(definition, components)
     plain = {key: value for key, value in schema.items() if key not in ("title", "default", "anyOf")}

@@ -16,7 +16,7 @@ WIDTH = 560
 LEFT, RIGHT, TOP, BOTTOM = 44, 16, 8, 40
 _HEIGHT, _MIN_BAR = 230, 2.0
 _MAX_LABELS = 16
-# The variables are colors of the page's style sheet.
+# The CSS variables, such as --c1, are colors of the report's style sheet.
 _WAIT, _SKEW = "fill:var(--c1);opacity:.75", "fill:var(--c5);opacity:.35"
 _LAST = "stroke:var(--problem);stroke-width:1.6;fill:none"
 

@@ -25,7 +25,7 @@ MAX_LABELED_NODES, _MAX_SHAPE_NODES, _MAX_NODE_NAMES = 16, 64, 40
 _MAX_SIDE = 80.0  # pixels
 _MIN_SIDE_WITH_UNIT = 34.0  # pixels; the cells of a larger side have room for the unit below the number
 _LEGEND_HEIGHT, _LETTER_WIDTH, _MAX_NAME = 44, 7.2, 14
-# Pairs of a value's ratio to the best quartile and the ratio's color; colors get darker as the ratio departs from 1.
+# Pairs (ratio, color) for a value divided by the best quartile; colors get darker as the ratio departs from 1.
 _COLOR_STOPS = (
     (0.1, (122, 16, 33)),
     (0.35, (200, 54, 42)),

@@ -194,7 +194,7 @@ def load_results(paths: Sequence[str | Path]) -> Results:
     shown |= {row.run.number for row in results.rows} | {run.number for run, _ in results.barriers}
     if not shown:
         raise UsageError(_describe_nothing_to_show(results))
-    # Of the runs without records to show, those of bench and preflight stay, because they should have left some.
+    # Runs of bench and preflight without measurements are kept, so that the report warns of the missing measurements.
     results.runs = [run for run in results.runs if run.number in shown or run.is_measuring_command]
     return results
 

@@ -36,7 +36,7 @@ def build_train_sections(results: Results) -> list[PageSection]:
     for run, account in results.accounts:
         accounts.setdefault(run.number, (run, []))[1].append(account)
     return [
-        # Steps of an account are not drawn, because their records do not tell its strategies apart (`tp` and `tp,sp`).
+        # A run with --account has no charts of steps: records of steps do not distinguish its strategies (tp, sp).
         *(_build_step_section(run, found) for run, found in steps.values() if run.number not in accounts),
         *(_build_account_section(run, found) for run, found in accounts.values()),
     ]
