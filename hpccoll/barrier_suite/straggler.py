@@ -172,7 +172,10 @@ def _is_often_late(times: RoundTimes, rank: int) -> bool:
 
 
 def _explain_always(suspect: ArrivalEvidence, rounds: int, threshold_s: float) -> str:
-    """Return in words why a rank that is late in most rounds is named; `rounds` is the number of rounds."""
+    """Return in words why a rank that is late in most rounds is named.
+
+    `rounds` is the number of rounds, and `threshold_s` the lateness that noise explains, in seconds.
+    """
     deficit_us = suspect.wait_deficit_s * 1e6
     less = f", and waited {deficit_us:.1f} us less" if deficit_us > 0 else ""
     return (
@@ -191,7 +194,10 @@ def _explain_often(suspect: ArrivalEvidence, times: RoundTimes) -> str:
 
 
 def _explain_nobody(suspect: ArrivalEvidence, threshold_s: float) -> str:
-    """Return in words why no rank is named; `suspect` is the rank that was latest in the median."""
+    """Return in words why no rank is named.
+
+    `suspect` is the rank that was latest in the median, and `threshold_s` the lateness that noise explains, in seconds.
+    """
     return (
         f"no rank is late beyond noise; rank {suspect.rank} entered {suspect.excess_s * 1e6:.1f} us after the others "
         f"in the median, and noise explains {threshold_s * 1e6:.1f} us"

@@ -50,7 +50,10 @@ class RunTable:
 
 
 def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[CaseKey], paired: bool, control: Control) -> RunTable:
-    """Return the times of the cases `keys` in all runs of both sides, without the drift that `control` shows."""
+    """Return the times of the cases `keys` in all runs of both sides, without the drift that `control` shows.
+
+    If `paired`, the k-th runs of A and B were measured one after the other, and runs without a partner are left out.
+    """
     pairs = min(len(a.runs), len(b.runs)) if paired else max(len(a.runs), len(b.runs))
     runs = (*a.runs[:pairs], *b.runs[:pairs])
     medians, within = np.full((2, len(runs), len(keys)), np.nan)

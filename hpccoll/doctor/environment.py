@@ -52,9 +52,9 @@ class HarmfulSetting:
 
 
 def _excludes(value: str, names: set[str]) -> bool:
-    """Whether a list of Open MPI components or UCX transports excludes `names`.
+    """Whether `value`, a list of Open MPI components or UCX transports, excludes `names`.
 
-    A list such as `tcp,self` excludes them if none is listed; a list such as `^sm,tcp` if one of them is listed.
+    A list such as `tcp,self` excludes names if it contains none of them; a list such as `^sm,tcp` if it contains one.
     """
     listed = set(value.lstrip("^").split(","))
     return bool(listed & names) if value.startswith("^") else not listed & names

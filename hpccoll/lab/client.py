@@ -83,7 +83,7 @@ def _kill_supervisor(descriptors: Sequence[int]) -> None:
 
 
 def _wait_for_end(descriptors: Sequence[int]) -> bool:
-    """Wait at most END_LIMIT_S seconds until the processes of the given pidfds end; return whether all ended."""
+    """Wait at most END_LIMIT_S seconds until the processes with these pidfds end; return whether all have ended."""
     end = time.monotonic() + END_LIMIT_S
     return all(select.select([fd], [], [], max(0.0, end - time.monotonic()))[0] for fd in descriptors)
 

@@ -200,7 +200,7 @@ class LabProcesses:
             subprocess.run(["scontrol", "update", f"NodeName={name}", "State=RESUME"], timeout=30, check=False)
 
     def _start(self, command: list[str], log_name: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        """Start a process and append its output to a log file."""
+        """Start a process with the standard input `stdin` and return it; append its output to the log `log_name`."""
         with self.paths.log(log_name).open("ab") as log:
             return subprocess.Popen(command, stdin=stdin, stdout=log, stderr=log)
 

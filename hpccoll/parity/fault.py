@@ -114,7 +114,7 @@ class ComparedTensor:
 
 
 def exceeds(found: Any, expected: Any, bound: float) -> bool:
-    """Whether the tensors differ in shape, or any element differs by more than `bound`; NaN differs from everything."""
+    """Whether two tensors differ in shape, or in any element by more than `bound`; NaN differs from everything."""
     return found.shape != expected.shape or bool((~((found - expected).abs() <= bound)).any())
 
 

@@ -137,7 +137,7 @@ class OpenMpiAlgorithms:
 
     @contextmanager
     def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:  # noqa: ARG002 - of a protocol
-        """Do nothing: the engine's communicator has the algorithm."""
+        """Return a context manager that does nothing, because the engine's communicator always runs its algorithm."""
         yield
 
 
@@ -228,7 +228,7 @@ class NcclAlgorithms:
 
     @contextmanager
     def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:  # noqa: ARG002 - of a protocol
-        """Do nothing: the engine's communicator has the algorithm."""
+        """Return a context manager that does nothing, because the engine's communicator always runs its algorithm."""
         yield
 
 

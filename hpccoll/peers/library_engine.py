@@ -69,6 +69,7 @@ class CheckedBuffers:
 def check_buffers(operation: Operation, source: Any, result: Any, root: int, rank: int, n: int) -> CheckedBuffers:
     """Check the input and output of a collective on rank `rank` of `n`, and return them as flat arrays.
 
+    `root` is the root rank; operations without a root ignore it.
     If `source` and `result` of an operation with blocks, such as all_gather, are the same array of n blocks, the one
     that should hold a single block becomes the rank's own block of the array.
 

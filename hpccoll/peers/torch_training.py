@@ -102,7 +102,10 @@ class TorchTraining:
         return loss / self.dp.size() if self.tp.get_local_rank() == 0 else 0.0
 
     def _run_microbatches(self, inputs: Any, targets: Any) -> float:
-        """Run the micro-batches one after the other; return the sum of their losses."""
+        """Run forward and backward passes of this rank's samples, one micro-batch after the other.
+
+        Returns the sum of the micro-batches' losses.
+        """
         total = 0.0
         parts = zip(*(each.tensor_split(self.microbatches) for each in (inputs, targets)), strict=True)
         for number, (x, y) in enumerate(parts, 1):
@@ -114,7 +117,10 @@ class TorchTraining:
         return total
 
     def _run_pipeline(self, inputs: Any, targets: Any) -> float:
-        """Run the micro-batches through the pipeline; return the sum of their losses, or 0 before the last stage."""
+        """Run forward and backward passes of this replica's samples through the pipeline, by torch's schedule.
+
+        Returns the sum of the micro-batches' losses on the last stage, and 0 on other stages.
+        """
         losses: list[Any] = []
         arguments, options = (inputs,) if self.pp.get_local_rank() == 0 else (), {}
         if self.pp.get_local_rank() == self.pp.size() - 1:

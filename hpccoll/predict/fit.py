@@ -236,7 +236,10 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
         derivatives = np.array([_compute_derivatives(parameters, row, values) for row in rows])  # (rows, K)
 
         def compute_log_errors(log_values: Floats, derivatives: Floats = derivatives) -> Floats:
-            """Return log(predicted / measured time) of each measurement."""
+            """Return log(predicted / measured time) of each measurement, for logarithms of the parameters, shape (K,).
+
+            `derivatives` are those of the times with respect to the parameters, shape (measurements, K).
+            """
             return np.asarray(np.log(derivatives @ np.exp(log_values) / measured))
 
         start = np.clip(np.log(values), limits[0] + _RELATIVE_STEP, limits[1] - _RELATIVE_STEP)

@@ -32,7 +32,7 @@ class ForecastGrid:
     seconds: Floats
 
     def find_winner(self, ranks: int, nbytes: int) -> Algorithm:
-        """Return the fastest algorithm at a rank count and message size of the grid."""
+        """Return the fastest algorithm at a rank count and a message size (`nbytes`), which must be of the grid."""
         seconds = self.seconds[:, self.ranks.index(ranks), self.sizes.index(nbytes)]
         return self.algorithms[int(np.argmax(seconds <= seconds.min() * (1 + TIE)))]
 

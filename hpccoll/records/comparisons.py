@@ -12,7 +12,7 @@ StopCause = Literal["complete", "interrupted", "failed"]
 
 
 class Verdict(StrEnum):
-    """Whether run B is faster than run A (better), slower than run A (worse), or neither has been shown."""
+    """Whether B is faster than the baseline A (better), slower (worse), or neither has been shown."""
 
     BETTER = "better"
     WORSE = "worse"

@@ -100,7 +100,7 @@ def _build_heat_map_panel(
 ) -> FigurePanel:
     """Return a figure with the heat map of the links' bandwidths or, with `by_latency`, of their latencies.
 
-    `nodes` are the names of rows and columns, and `element_id` is unique on the page.
+    `heading` is the figure's title, `nodes` are the names of rows and columns, and `element_id` is unique on the page.
     """
     format_value = format_seconds if by_latency else format_bytes_per_s
     indices = {name: index for index, name in enumerate(nodes)}

@@ -241,7 +241,10 @@ def find_poor_scaling(groups: Sequence[CurveGroup]) -> Iterator[Finding]:
 
 
 def _find_bandwidth_drop(scaling: ScalingCurves, nbytes: int) -> Iterator[Finding]:
-    """Yield a warning for the first job that has less than half of the bus bandwidth of the next smaller job."""
+    """Yield a warning for the first job that has less than half of the bus bandwidth of the next smaller job.
+
+    `nbytes` is the message size at which jobs are compared.
+    """
     fastest: dict[int, tuple[float, CollectiveRecord]] = {}
     for implementation in scaling.implementations:
         for x, record in scaling.find_records(implementation, nbytes):
