@@ -45,7 +45,7 @@ def set_up_node(name: str, task: dict[str, list[str] | str]) -> None:
 
 
 def run_daemon(command: list[str]) -> None:
-    """Start the daemon `command`, and return when it ends or standard input closes; meanwhile reap children that end."""
+    """Start the daemon `command`; return when it ends or standard input closes; meanwhile reap children that end."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     process.returncode = 0  # `reap_children` reaps it, so Popen must not wait for it
     while True:
