@@ -172,7 +172,7 @@ def _is_often_late(times: RoundTimes, rank: int) -> bool:
 
 
 def _explain_always(suspect: ArrivalEvidence, rounds: int, threshold_s: float) -> str:
-    """Return in words why a rank that is late in most rounds is named.
+    """Return in words why a rank that is late in most rounds is named as the straggler.
 
     `rounds` is the number of rounds, and `threshold_s` the lateness that noise explains, in seconds.
     """
@@ -194,7 +194,7 @@ def _explain_often(suspect: ArrivalEvidence, times: RoundTimes) -> str:
 
 
 def _explain_nobody(suspect: ArrivalEvidence, threshold_s: float) -> str:
-    """Return in words why no rank is named.
+    """Return in words why no rank is named as the straggler.
 
     `suspect` is the rank that was latest in the median, and `threshold_s` the lateness that noise explains, in seconds.
     """

@@ -33,7 +33,7 @@ from hpccoll.records import BarrierKey, BarrierRecord
 BATCH = 10  # rounds of a turn
 LEAST_SPREAD_S = 2e-6  # a smaller spread would vanish in the error of the entries
 STRAGGLER_ROUNDS = 240
-LONGEST_BARRIER_S = 2e-3  # rounds of the straggler report leave at most this time for the barrier
+LONGEST_BARRIER_S = 2e-3  # in rounds of the straggler report, a barrier gets at most this time
 ROW_BUDGET_S, FEWEST_ROUNDS = 3.0, 5  # a barrier whose rounds take longer than the budget gets fewer rounds
 
 
@@ -63,7 +63,7 @@ class _TimedBarrier:
     """One barrier, and its measurements with one arrival pattern so far."""
 
     barrier: BarrierCall
-    spread_s: float = 0.0  # the largest delay of the pattern
+    spread_s: float = 0.0  # the largest delay of a rank in the arrival pattern, in seconds
     parts: list[RoundTimes] = field(default_factory=list)  # the times of each turn, on rank 0 only
     done: int = 0  # number of measured rounds
     spent_s: float = 0.0  # time that the measurements took
@@ -110,7 +110,7 @@ class BarrierSuite:
         self.on_share: Callable[[float], None] | None = None
         self.on_pattern_end: Callable[[], None] | None = None
         self._finished: tuple[BarrierRecord, ...] = ()
-        self._begun: list[_TimedBarrier] = []  # the barriers without skew, after their first turn
+        self._begun: list[_TimedBarrier] = []  # the barriers, all ranks entering together, after the first turn
         self._random = random.Random(options.seed)  # noqa: S311 - the same order on every rank, not a secret
 
     def begin(self, finished: Collection[BarrierRecord] = ()) -> None:

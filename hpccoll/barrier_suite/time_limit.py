@@ -80,7 +80,7 @@ class TimeLimit:
         Open MPI reuses the number of a freed communicator. Open MPI would deliver a late message to the next
         communicator of this number, whose own messages would then never match.
         """
-        self._comm.Barrier()  # the thread answers the other ranks meanwhile
+        self._comm.Barrier()  # in this wait, the watching thread still answers messages of other ranks
         self._closed.set()
         self._thread.join()
         expected = self._comm.alltoall(self._sent)
@@ -103,7 +103,7 @@ class TimeLimit:
     def _send(self, number: int, dest: int) -> None:
         """Start to send a message to rank `dest`; keep the request until MPI has sent the message.
 
-        `number` is the round in which this rank waits, BETWEEN_BARRIERS, or ANSWER.
+        `number`, the message, is the round in which this rank waits, BETWEEN_BARRIERS, or ANSWER (to a message).
         """
         self._requests = [request for request in self._requests if not request.test()[0]]
         self._requests.append(self._comm.isend(number, dest))

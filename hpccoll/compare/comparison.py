@@ -40,7 +40,7 @@ from hpccoll.plan import Floats
 from hpccoll.records import CaseKey, ComparedOperationRecord, ComparedRowRecord, ComparedTimesRecord, Verdict
 
 SIGNIFICANCE = 0.02  # probability of any verdict other than `no evidence` where nothing differs
-OPERATION_SHARE = 0.8  # share of SIGNIFICANCE for the tests of operations; the rest is for the tests of rows
+OPERATION_SHARE = 0.8  # fraction of SIGNIFICANCE for the tests of operations; the rest is for the tests of cases
 
 
 class OperationGroup(NamedTuple):
@@ -59,7 +59,7 @@ class _TestedColumns:
 
     Args:
         a: logarithms of median times of side A without drift, shape (runs, columns); NaN if a measurement is missing.
-        b: the same of side B.
+        b: logarithms of median times of side B without drift, shape (runs, columns).
         prior: the variance of one run, estimated from the spread over all cases, shape (columns,).
         prior_degrees: the degrees of freedom of `prior`.
         weight: the number of runs as which `prior` counts if a side has several runs.

@@ -42,8 +42,8 @@ MIN_ROWS = 5  # with fewer rows, the median over rows is that of one or two rows
 MAX_CONTROL_SPREAD = 0.07  # standard deviation over rows of the ratios of engine mpi in two runs at one speed
 MIN_GAIN = 0.2  # share of the variance between runs that the removal of drift must explain
 UNEXPLAINED = "without it, runs do not become more alike"
-MIN_RUNS_FOR_CHOICE = 6  # per side, to see whether the drift differs from workload to workload
-MIN_RUNS_FOR_GAIN = 3  # per side, to see whether removal makes runs alike
+MIN_RUNS_FOR_CHOICE = 6  # runs per side that show whether the drift differs from workload to workload
+MIN_RUNS_FOR_GAIN = 3  # runs per side that show whether the removal of drift makes runs alike
 
 
 class Control(StrEnum):
@@ -197,7 +197,7 @@ def _find_doubt(controls: int, spread: float, runs: Floats, speeds: Floats, fewe
     common = np.nanmedian(runs, axis=1, keepdims=True)  # over rows, so that a change of one operation hardly counts
     sums = [
         [float(np.nansum((values - center) ** 2)) for values in (common, common - speeds) for center in [mean(values)]]
-        for mean in (np.nanmean, lambda _: 0.0)  # about the effect that is looked for, and about no effect
+        for mean in (np.nanmean, lambda _: 0.0)  # variance around the effect that is looked for, and around no effect
     ]
     return "" if any(after <= (1 - MIN_GAIN) * before for before, after in sums) else UNEXPLAINED
 

@@ -29,10 +29,10 @@ from hpccoll.units import format_count
 MIN_RUNS = 3
 MIN_SHARED_ROUNDS = 6
 MIN_ROWS, MIN_WORKLOADS = 5, 3  # an operation with single runs needs so many for a verdict
-PILOT_ROUNDS = 8  # rounds to ask for where nothing shows the noise between runs
-MAX_ROUNDS = 300  # more rounds are not asked for
+PILOT_ROUNDS = 8  # recommended number of rounds if the noise between runs is unknown
+MAX_ROUNDS = 300  # the largest number of rounds that is recommended
 POWER = 0.95  # probability that a change of the size asked for is found
-DEFAULT_CHANGE = 0.05  # the change that rounds are asked for
+DEFAULT_CHANGE = 0.05  # the change (5 %) that the recommended number of rounds would show
 _VALUED = ("--json", "--csv", "--plot", "--resume", "--stop-file")  # options of a run that name its files
 _FLAGS = ("--overwrite", "--report-hint", "--no-report-hint")
 
@@ -83,8 +83,8 @@ class MeasurementPlan:
     """Further measurements that would show smaller changes: both sides' commands, run in turns for several rounds."""
 
     commands: tuple[str, str]  # the commands of A and B
-    variance: float  # of the logarithm of the ratio of the two runs of a round; 0 if unknown
-    significance: float  # of the test of one operation
+    variance: float  # variance of log(time of B / time of A) over the rounds; 0 if unknown
+    significance: float  # significance level of the test of one operation
 
     def compute_rounds(self, change: float) -> int | None:
         """Return how many rounds would show that B is slower by the fraction `change`; None for over MAX_ROUNDS."""

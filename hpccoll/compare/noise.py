@@ -102,7 +102,7 @@ def estimate_spread(
     measured = 0.0
     scaled = residuals / np.sqrt(runs)
     if degrees >= FEW_ROWS:
-        correction = count / degrees  # residuals from medians of few rows are too small
+        correction = count / degrees  # residuals from the median of few cases underestimate the noise
         measured = compute_robust_deviation(np.concatenate([scaled, -scaled])) ** 2 * correction
     elif degrees:
         measured = float(np.sum(scaled**2)) / degrees

@@ -3,7 +3,7 @@
 The rules, in order:
 
 1. Ranks made different calls. Later symptoms may follow from the first different call, so it is the cause.
-2. A process ended before the others. Ranks that already waited for another rank for a second exclude this rule.
+2. A process ended before the others, which had not yet waited for more than a second for a living rank in no call.
 3. A process is stopped, as by SIGSTOP or a debugger.
 4. Waiting ranks wait, directly or through others, for ranks that are in no call. After the end of the job, waits of
    less than a second are no evidence, because every rank is late at times.

@@ -174,7 +174,7 @@ def remove_stale_files(directory: Path, root: Path = Path("/")) -> Finding:
     removed = []
     for file in list_library_files(directory, root):
         if file.is_inspectable and not file.in_use:
-            with suppress(OSError):  # removed by another process, or not this user's
+            with suppress(OSError):  # another process has removed the file, or another user owns the file
                 file.path.unlink()
                 removed.append(file)
     found = (

@@ -58,7 +58,7 @@ def build_control_batch(address: str, delayed: bool) -> str:
 
 
 def build_link_batch(device: str, pid: int, delayed: bool) -> str:
-    """Return the input of `ip -batch` that makes a node's link: `device` here, and eth0 in the namespace of `pid`.
+    """Return the input of `ip -batch` that makes a node's link: `device` in this namespace, and eth0 in the node's.
 
     Args:
         device: name of the control node's end of the link.

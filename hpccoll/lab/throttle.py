@@ -23,7 +23,7 @@ LONGEST_STOP_S = 0.200
 SCAN_INTERVAL_S = 0.050  # seconds between two scans for new threads
 BUSY_S = 0.0002  # a thread that runs less than this between two scans counts as sleeping
 IDLE_S = 1.0  # a thread stays busy this long after it last ran: a throttled thread may not run in every interval
-SMOOTHING = 0.8  # weight of the past in exponential averages
+SMOOTHING = 0.8  # weight of the previous average in exponential averages
 MAX_CREDIT_S = 0.004  # CPU time that a node may save up while it waits for other nodes
 PRIORITY = -10  # nice value that lets signals go out in time; only root can set it
 
@@ -142,7 +142,7 @@ class CpuThrottle:
 
 def main() -> None:
     """Throttle the node whose init process the command line names, until this process receives SIGTERM."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # runs `finally`, which continues stopped processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the exit runs `finally`, which continues stopped processes
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     percent, root, *other_roots = sys.argv[1:]

@@ -99,7 +99,7 @@ ALGORITHMS: Mapping[Operation, Mapping[str, AlgorithmFacts]] = {
         "recursive_halving": AlgorithmFacts((), (_SUM,)),
     },
 }
-_KINDS = "algorithm=MPIR_", "composition=MPIDI_"  # marks of the two trees among those that a library contains
+_KINDS = "algorithm=MPIR_", "composition=MPIDI_"  # texts that only the MPI library's own two selection trees contain
 # Each condition as a pair: the condition for calls that the algorithm supports, and that for all other calls.
 _CONDITIONS = {
     _SUM: ("is_commutative=yes", "is_commutative=no"),
@@ -204,7 +204,7 @@ def _make_choice(operation: Operation, algorithm: LibraryAlgorithm, default: Dec
         return default
     conditions = facts.conditions
     if not algorithm.name and operation in (Operation.ALL_REDUCE, Operation.REDUCE):
-        conditions = (_SUM,)  # levels change the order of reduction
+        conditions = (_SUM,)  # reducing within nodes first changes the order of reduction
     for condition in reversed(conditions):
         if condition == "count":  # each rank of the largest power of two needs an element
             chosen = {"count<pow2": default, "count=any": chosen}

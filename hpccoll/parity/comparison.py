@@ -41,14 +41,14 @@ class ParityOptions:
     steps: int = 3  # SGD steps
     lr: float = 0.1  # learning rate of SGD
     tolerance: float | None = None  # relative to a tensor's largest magnitude; None: by the dtype of the parameters
-    seed: int = 0  # of the model, the batch and dropout
+    seed: int = 0  # seed of the random numbers of the model, the batch and dropout
 
 
 class RankLoss(NamedTuple):
     """A rank's loss in one training step, and the seed of its random numbers."""
 
     sampler: int  # index of the rank's part of the batch
-    loss: float | None  # mean over the samples of this part; None if the rank does not compute the loss
+    loss: float | None  # mean over the samples of the rank's part; None if the rank does not compute the loss
     seed: int  # the last seed of torch's random numbers
 
 

@@ -13,7 +13,7 @@ from hpccoll.parity.fault import ComparedTensor, Fault, FoundShard, exceeds, fit
 
 MAX_CANDIDATES = 1000  # most positions in the bucket that `find_shift` compares
 LOSS_FACTORS = (*REPLICAS, "microbatches")  # kinds of faults that end so scale the loss, and so all gradients
-SMALL_PART = 0.5  # largest fraction of elements that differ if an end of a bucket is missing
+SMALL_PART = 0.5  # largest fraction of elements that differ if an end of a gradient bucket is missing
 
 
 def find_not_finite(wrong: ComparedTensor) -> Fault | None:
@@ -152,7 +152,7 @@ def find_shift(wrong: ComparedTensor, gradients: Mapping[str, Any]) -> Fault | N
     found = first.values.flatten()
     if first.index.dim is not None or len(found) < 4 or any(exceeds(other.values, first.values, 0) for other in others):
         return None
-    inner = found[1:-1]  # the ends of the bucket may hold anything
+    inner = found[1:-1]  # the fault may have put any values at the ends of the bucket
     for names in (list(gradients), list(gradients)[::-1]):
         bucket = torch.cat([gradients[name].flatten() for name in names])
         starts = dict(zip(names, accumulate([0, *(gradients[name].numel() for name in names)]), strict=False))

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-Loss = Callable[[Any, Any], Any]  # (outputs, targets) -> a scalar
+Loss = Callable[[Any, Any], Any]  # called with (outputs, targets); returns a scalar tensor
 TORCH_SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 LIBRARIES = {"tp": "DTensor", "dp": "DistributedDataParallel", "pp": "torch.distributed.pipelining"}
 STYLES: dict[str, ParallelStyle] = {

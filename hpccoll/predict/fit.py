@@ -36,7 +36,7 @@ from hpccoll.units import KiB, MiB, format_count
 BAND_BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # message sizes that separate the bands
 _MIN_SIZES = 4
 _MAX_ITERATIONS, _RELATIVE_STEP, _SMOOTHING = 4, 1e-3, 0.1
-_MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # seconds; costs of calls, fences and reductions may vanish
+_MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # limits of a fitted parameter in seconds; some costs are practically 0
 _MIN_ALPHA_S, _MIN_BETA_S = 1e-8, 1e-12  # limits of a link: 10 ns, 1000 GB/s
 _AT_LIMIT = 1.01  # a parameter within this factor of its limit is at its limit
 MAX_ERROR = 0.5  # a fitted machine with a larger median error on the sizes left out is refused

@@ -195,7 +195,7 @@ def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], thresh
 def _choose_ends(pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
     """Choose one node of each pair, so that few different nodes are chosen, and return the choice by pair.
 
-    Repeatedly chooses the node that is in most of the remaining pairs.
+    Repeatedly chooses the node that is in most of the pairs of nodes that remain.
     """
     chosen: dict[tuple[int, ...], int] = {}
     remaining = list(pairs)
