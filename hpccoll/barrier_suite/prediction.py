@@ -22,8 +22,8 @@ MIN_FITTED = 3  # barriers that a fit needs
 class BarrierPrediction:
     """The simulated times of a barrier."""
 
-    completion_s: float  # from the last entry to the last exit
-    exit_skew_s: float  # from the first to the last exit
+    completion_s: float  # time from the last rank's entry to the last exit
+    exit_skew_s: float  # time from the first rank's exit to the last exit
 
 
 def predict_barrier(plan: Plan, machine: Machine, entered_s: Floats) -> BarrierPrediction:

@@ -27,7 +27,7 @@ PLACEHOLDER = "{json}"  # in a command, stands for the result file that it write
 SIDES = ("a", "b")
 WRONG = 1  # exit status of a benchmark with wrong results; its other rows can be compared
 _ERRORS: dict[int, type[HpccollError]] = {2: UsageError, 3: UnavailableError, 4: CommunicationError}
-_GRACE_S = 5.0  # between the signals that end a run and that kill it
+_GRACE_S = 5.0  # seconds from the SIGTERM that ends a run to the SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class RoundOptions:
 
     commands: tuple[BenchmarkCommand, BenchmarkCommand]  # of A and B
     rounds: int
-    directory: Path  # for result files and output
+    directory: Path  # directory for result files and the programs' output
     limit_s: float  # seconds that a run may take
     seed: int  # of the random order of A and B in each round
 

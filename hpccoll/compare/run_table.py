@@ -29,7 +29,7 @@ class RunTable:
     within: Floats  # variance of each median within its run
     drift: Drift  # the change of the machine's speed from run to run
     adjusted: Floats  # logarithms of medians without drift; NaN if disturbed and other runs of the case are not
-    usable: NDArray[np.bool_]  # neither missing nor disturbed; only these measurements can give a verdict
+    usable: NDArray[np.bool_]  # measurements, neither missing nor disturbed, that can give a verdict
     disturbed: Floats  # additional variance per run of cases that are disturbed in all runs of a side, shape (cases,)
     disturbances: tuple[str, ...]  # descriptions of disturbances, for messages
     paired: bool  # whether the k-th runs of A and B were measured one after the other

@@ -132,7 +132,7 @@ class Lab:
         defaults = _OPEN_MPI | (_OPEN_MPI_AS_ROOT if os.geteuid() == 0 else {})
         own = {"PATH": requirements.extend_path(), "SLURM_CONF": str(self.client.paths.conf)}
         merged = defaults | inherited | own | dict(extra or {})
-        if merged[_MAPPING] == ":oversubscribe":  # would place all ranks on the first of several hosts
+        if merged[_MAPPING] == ":oversubscribe":  # this mapping would place all ranks on the first host
             merged[_MAPPING] = _OPEN_MPI[_MAPPING]
         return merged
 

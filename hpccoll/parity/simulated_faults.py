@@ -24,7 +24,7 @@ class SimulatedFault:
 
     kind: str
     text: str
-    gradients: Sequence[Gradients]  # one for all ranks, or one per index along tp
+    gradients: Sequence[Gradients]  # a single element for all ranks, or one element per index along tp
 
     def explains(self, wrong: ComparedTensor, sizes: Mesh) -> bool:
         """Whether every rank with wrong values of the tensor `wrong` has the values that this fault predicts.

@@ -12,7 +12,7 @@ from hpccoll.parallel.mesh import AXES, REPLICAS, Mesh
 from hpccoll.parity.fault import ComparedTensor, Fault, FoundShard, exceeds, fit_factor, format_shard_ranks
 
 MAX_CANDIDATES = 1000  # most positions in the bucket that `find_shift` compares
-LOSS_FACTORS = (*REPLICAS, "microbatches")  # kinds of faults that end so scale the loss, and so all gradients
+LOSS_FACTORS = (*REPLICAS, "microbatches")  # kinds of faults with these endings scale the loss, and so all gradients
 SMALL_PART = 0.5  # largest fraction of elements that differ if an end of a gradient bucket is missing
 
 

@@ -110,7 +110,7 @@ def _extrapolate(runs: Sequence[Simulation], n: int, low: int, per_node: int) ->
     """Return the simulation of n ranks, extrapolated from `runs`, the simulations of three equidistant rank counts.
 
     The first `low` ranks keep their distance from rank 0, and the last ranks their distance from the last rank. The
-    clocks and bytes of ranks added between them are interpolated. `per_node` is the ranks of a node.
+    clocks and bytes of ranks in the middle are interpolated. `per_node` is the ranks of a node.
     """
     first, second, third = runs
     few, more = first.plan.ranks, second.plan.ranks

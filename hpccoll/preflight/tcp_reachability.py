@@ -31,8 +31,8 @@ from hpccoll.printable import escape_unprintable
 SECRET = "HPCCOLL_PREFLIGHT_SECRET"  # noqa: S105 - an environment variable; its value is the same on all nodes
 FIRST_PORT, PORTS = 20_000, 10_000
 RETRY_S, MAX_CONNECTIONS = 0.1, 64
-REPORT_LIMIT_S = 300.0  # time for a report and its acknowledgement, over a connection that works
-MESSAGE_LIMIT_S = 30.0  # time for the first message over a connection
+REPORT_LIMIT_S = 300.0  # seconds for a report and its acknowledgement over a connection that works
+MESSAGE_LIMIT_S = 30.0  # seconds until the first message over a connection must arrive
 BYTES_PER_NODE, BASE_BYTES = 400, 4096  # the longest line has BASE_BYTES + BYTES_PER_NODE * nodes bytes
 MAX_REASON = 200  # characters
 _HELLO = b"hpccoll preflight "

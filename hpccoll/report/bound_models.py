@@ -31,8 +31,8 @@ from hpccoll.synthesis.machine_network import MOST_RANKS
 from hpccoll.units import format_size
 
 JobSize: TypeAlias = tuple[int, int]  # ranks, nodes
-_MAX_FIT_COST = 1000  # for all jobs together, in units of _estimate_fit_cost: about five seconds
-_MIN_JOB_COST, _MAX_JOB_SIZES = 300, 8  # cost that every job may have; message sizes to fit per job
+_MAX_FIT_COST = 1000  # limit of _estimate_fit_cost for the fits of all jobs together: about 5 s
+_MIN_JOB_COST, _MAX_JOB_SIZES = 300, 8  # fit cost that every job may have; most message sizes to fit per job
 _MANY_RANKS = 256  # simulating a round takes twice as long with this many ranks as with few
 _LEAST_SHOWN_S = 1e-9  # a fitted cost of a call below a nanosecond is none
 _DIRECT_ROUNDS = 2  # in a plan with at most this many rounds, every rank may send to all others
