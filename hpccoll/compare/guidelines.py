@@ -57,7 +57,7 @@ class _LogRatio:
     value: float
     error: float  # standard error
     degrees: float  # degrees of freedom of `error`
-    p_value: float  # one-sided: the probability of such a ratio if the guideline holds
+    p_value: float  # one-sided: the probability of this ratio or a larger one if the guideline holds
 
 
 def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[GuidelineRecord]:

@@ -140,7 +140,7 @@ def _mark_uneven_speed(
     """
     speeds = [_find_uneven_speed(keys, log_ratio, is_control, len(log_ratios) > 1) for log_ratio in log_ratios]
     uneven = [signs for _, signs in speeds if signs]
-    if not uneven or 2 * len(uneven) > len(log_ratios) > 1:  # if most rounds are uneven, this is noise between rounds
+    if not uneven or 2 * len(uneven) > len(log_ratios) > 1:  # unevenness of most rounds is noise between rounds
         return ()
     disturbed |= np.tile([rows for rows, _ in speeds], (2, 1))
     if len(log_ratios) > 1:

@@ -42,7 +42,7 @@ _LIBRARY_BY_PATTERN = {
     "cuda.shm.*": "CUDA",
 }
 _MAX_NAMED = 1000  # files listed as evidence
-_MAX_IN_COMMAND = 3  # files up to which the remedy is a command that names them
+_MAX_IN_COMMAND = 3  # for more files, the remedy's command does not name each file
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.isolation import Isolation
 from hpccoll.lab.state_dir import LabPaths, locate_state_dir, open_state_dir
 
-ANSWER_LIMIT_S = 120.0  # longer than the supervisor waits for SLURM
+ANSWER_LIMIT_S = 120.0  # seconds to wait for the supervisor, which itself waits for SLURM
 END_LIMIT_S = 20.0
 
 

@@ -43,7 +43,7 @@ class LabProcesses:
 
     def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
         self.paths, self.spec, self.isolation = paths, spec, isolation
-        self.daemons: list[subprocess.Popen[bytes]] = []  # the controller, then the switch if there is one
+        self.daemons: list[subprocess.Popen[bytes]] = []  # slurmctld, then the program `switch` if it runs
         rate = spec.bytes_per_s
         self.nodes = {name: NodeState(name, f"v{index}", None, rate) for index, name in enumerate(spec.names, 1)}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpccoll.errors import UnavailableError
 
-_MOST_CHARACTERS = 8192  # of a name or a description
+_MOST_CHARACTERS = 8192  # longest name or description of a control variable that is read
 
 
 @dataclass(frozen=True, slots=True)

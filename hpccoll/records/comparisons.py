@@ -24,7 +24,7 @@ class GuidelineVerdict(StrEnum):
 
     HOLDS = "holds"
     VIOLATED = "violated"
-    NO_EVIDENCE = "no evidence"  # the left side is slower, but perhaps by chance or within the tolerance
+    NO_EVIDENCE = "no evidence"  # the ratio is above 1, but perhaps by chance or within the tolerance
 
 
 class ComparedTimesRecord(Record, frozen=True):

@@ -43,7 +43,7 @@ class PageTable:
 class PageSection:
     """A section of the report: a paragraph `intro`, figures with a legend, `side_table` beside them, other tables."""
 
-    element_id: str  # unique on the page; its panels' ids begin with it
+    element_id: str  # the HTML id, unique on the page; the ids of the section's panels begin with this id
     title: str
     intro: str
     panels: tuple[FigurePanel, ...] = ()
