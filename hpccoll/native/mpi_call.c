@@ -1,4 +1,5 @@
 // MpiCall: a blocking collective of the MPI library of one kind, on the arrays that each call passes.
+#include "copies.h"
 #include "mpi_collectives.h"
 #include "objects.h"
 
@@ -119,7 +120,7 @@ static int run_mpi_call(HostCallObject *base, char *input, char *output) {
     int error = 0;
     bool failed = call->barrier && compare_calls(call);
     if (!failed && call->own_bytes) {
-        memcpy(output + call->own_to, input + call->own_from, (size_t)call->own_bytes);
+        copy_bytes(output + call->own_to, input + call->own_from, (size_t)call->own_bytes);
     }
     failed = failed || call_mpi(call, places[call->sent], places[call->received], &error);
     if (error && !failed) {

@@ -25,6 +25,7 @@ from hpccoll.runtime.instructions import (
     Locate,
     Row,
     as_words,
+    claim_reads,
     divide_row,
     make_rows,
 )
@@ -80,7 +81,8 @@ def make_staged_program(
     for number, (program, segment) in enumerate(zip(programs, segments, strict=True)):
         space = AddressSpace(call, program, np.empty(0, call.dtype.numpy), segment=segment, rank=node.rank)
         locate = make_locate(space, program, node, FIRST_SHARED + number % 2 * ranks)
-        rows += make_rows(local_instructions(program), locate, itemsize)[0]
+        part = make_rows(local_instructions(program), locate, itemsize)[0]
+        rows += claim_reads(part) if program.is_loaded_once else part
     source, result = (buffer.nbytes if buffer else 0 for buffer in (call.source, call.result))
     if divisor > 1 and result:
         rows.append(divide_row(result))
