@@ -21,7 +21,8 @@ def check_copies() -> list[Finding]:
     """Return a finding on the speed of copies whose source and target begin at different offsets in their memory pages.
 
     On AMD processors (Zen 3 and 4), the instruction "rep movsb", by which glibc copies, takes up to 30 times as long
-    if the target is a few bytes further in its page than the source. The measurement takes about a millisecond, 10 ms if the copies are slow.
+    if the target is a few bytes further in its page than the source. The measurement takes about a
+    millisecond, 10 ms if the copies are slow.
     """
     even, odd = measure_copies()
     return [judge_copies(even, odd)]
@@ -38,7 +39,7 @@ def judge_copies(even: float, odd: float) -> Finding:
 
 
 def measure_copies() -> tuple[float, float]:
-    """Return the bytes per second of a copy of 64 KiB between equal offsets in pages, and to a target 8 bytes further."""
+    """Return the bytes per second of a copy of 64 KiB between equal page offsets, and to a target 8 bytes further."""
     memory = ctypes.create_string_buffer(2 * _NBYTES + 4 * _PAGE)
     source = -(-ctypes.addressof(memory) // _PAGE) * _PAGE
     target = source + _NBYTES + _PAGE
