@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_BARRIERS = 4  # the number of barriers, the fastest ones, that have panels of ranks over time
+MAX_BARRIERS = 4  # barriers with panels of ranks over time, the fastest ones
 _WAIT, _LATE, _SKEW, _INK, _GRID = "#7FA8D6", "#C8462B", "#F2C46D", "#333333", "#DDDDDD"
 _PANEL_WIDTH, _COST_HEIGHT = 2.7, 0.28
 

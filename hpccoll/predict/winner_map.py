@@ -38,7 +38,7 @@ _OTHER_COLOURS = ("#D7E8B0", "#EFC7B5", "#A9D6D9", "#D8D8D8", "#C7B39B", "#E3A9A
 _INK = "#222222"
 _RESOLUTION = 360  # interpolated points along each axis
 _CANNOT_RUN = 1e3  # added to the largest logarithm of a time where an algorithm cannot run
-_THINNEST = 4  # points; where an algorithm's regions are all thinner than this, the next fastest algorithm is drawn
+_THINNEST = 4  # points; an algorithm whose regions are all thinner is left out, and the next fastest takes its place
 _TIED = 1e-6  # difference of logarithms up to which two times are equal
 _LABEL_FONTS = ((11, "bold"), (8, "normal"))  # sizes and weights of labels, the first that fits is used
 _SLACK = 1.15  # a label fits where a box of this multiple of its width and height fits
@@ -175,9 +175,9 @@ def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: N
     return list(dict.fromkeys(unlabelled))
 
 
-def _format_name(grid: ForecastGrid, index: int) -> str:
-    """Return the name of the algorithm with this index as the map shows it, such as `recursive doubling`."""
-    return grid.algorithms[index].name.replace("_", " ")
+def _format_name(grid: ForecastGrid, a: int) -> str:
+    """Return the name of algorithm number `a` of `grid` as the map shows it, such as `recursive doubling`."""
+    return grid.algorithms[a].name.replace("_", " ")
 
 
 def _label_region(axes: Axes, name: str, x: Floats, y: Floats, inside: NDArray[np.bool_]) -> bool:
