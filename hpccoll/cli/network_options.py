@@ -23,11 +23,10 @@ def load_network(name: str, ranks: int | None, nodes: int | None = None) -> Netw
             which `hpccoll preflight --json` wrote.
         ranks: the number of ranks; None for the number that the file states.
         nodes: the number of nodes of a machine model (None: as many as the ranks fill), or of NCCL's topology (None:
-            one); must be None for other files, which state their nodes.
+            one); ignored for other files, which state their nodes.
 
     Raises:
-        UsageError: the file cannot be read, describes no network, or has another number of ranks; `nodes` is given for
-            a file that states its nodes.
+        UsageError: the file cannot be read, describes no network, or has another number of ranks.
     """
     if name.endswith(".xml"):
         from hpccoll.synthesis.nccl_topology import read_nccl_topology
@@ -42,8 +41,6 @@ def load_network(name: str, ranks: int | None, nodes: int | None = None) -> Netw
         if not is_network_file(text):
             return _load_machine(name, ranks, nodes)
         network = read_network_file(text, name)
-    if nodes is not None and not name.endswith(".xml"):
-        raise UsageError(f"--machine {name} states its nodes; leave --nodes out")
     if ranks not in (None, network.ranks):
         raise UsageError(f"--machine {name} has {network.ranks} ranks, and --ranks asks for {ranks}; leave --ranks out")
     return network

@@ -8,7 +8,7 @@ import click
 
 from hpccoll.atomic_files import write_atomically
 from hpccoll.cli.completion import complete_operations
-from hpccoll.cli.network_options import NETWORK_KINDS, load_network
+from hpccoll.cli.network_options import NETWORK_KINDS, is_machine_model, load_network
 from hpccoll.cli.output import is_printing_rank, print_text
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.output_file import explain_write_errors, require_writable
@@ -59,6 +59,8 @@ def synthesize(
     """
     operation = Operation.from_name(op)
     network = load_network(machine, ranks, nodes)
+    if nodes is not None and not (machine.endswith(".xml") or is_machine_model(machine)):
+        raise UsageError(f"--machine {machine} states its nodes; leave --nodes out")
     if root >= network.ranks:
         raise UsageError(f"--root {root} is not a rank of 0..{network.ranks - 1}")
     if output is not None and not output.endswith(".json"):
