@@ -170,14 +170,15 @@ class AxisGroup:
         """Block until a started collective is complete; raise its error if it failed."""
         started = self._started.get(id(work))  # another thread may complete and remove it
         with self._timed(f"wait for {started[1] if started else 'collective'}", kind=ActivityKind.WAIT):
-            was_done = work.done
             work.wait()
-            if not was_done:
-                self._end(work)
+            self._end(work)
 
     def _end(self, work: Work[Any]) -> None:
         """Record that the started collective `work` is complete, and stop counting its time."""
-        _, operation, collective, begin = self._started.pop(id(work))
+        started = self._started.pop(id(work), None)
+        if started is None:  # another thread has recorded it
+            return
+        _, operation, collective, begin = started
         self.timer.end_operation()
         self.timer.log.add(
             ActivityKind.COMMUNICATION, f"{operation} {self.axis}", begin, collective, in_background=True

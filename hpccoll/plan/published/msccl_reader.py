@@ -87,7 +87,6 @@ class _MscclReader:
         self.ends: dict[tuple[str, int, int, int], tuple[int, int]] = {}  # the thread block at each end of each link
         self.counts: dict[tuple[int, int, int], tuple[list[BlockStep], list[BlockStep]]] = {}
         self.sizes: dict[int, dict[str, int]] = {}  # the numbers of chunks in the buffers of each rank
-        self.numbers: dict[int, int] = {}
 
     def attribute(self, element: ET.Element, key: str) -> str:
         """Return the attribute `key` of an XML element; raise UsageError if the element lacks it."""
