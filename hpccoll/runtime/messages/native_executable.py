@@ -9,7 +9,7 @@ import numpy as np
 
 from hpccoll.native import MemoryTable, MessageCall, MessageRun, Program
 from hpccoll.runtime.arrays import BoundCall, ScratchPool
-from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
+from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import (
     RESULT,
@@ -123,7 +123,7 @@ def _make_program(kind: PlanKind) -> Program:
     divider = None
     if call.reduction.divides and result:
         rows.append(divide_row(result))
-        divider = make_divider(ranks, call.dtype)
+        divider = make_reducer("divide", call.dtype, ranks)
     limits = np.array([source, result, (work + program.landing) * itemsize], np.int64)
     reducer = make_reducer(call.reduction.function, call.dtype) if call.operation.reduces else None
     return Program(as_words(rows), limits, reducer, divider, TILE_BYTES, -1, requests, ranks)

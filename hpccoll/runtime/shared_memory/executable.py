@@ -18,7 +18,7 @@ from hpccoll.errors import UsageError
 from hpccoll.native import REMOTE_TILE_BYTES, DirectCall, MemoryTable, NodeRun, Program, StagedCall
 from hpccoll.runtime.address_space import USER_MEMORY
 from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
+from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import (
     FIRST_SHARED,
@@ -200,7 +200,7 @@ def _make_direct_program(kind: PlanKind) -> Program:
     divider = None
     if divisor > 1 and kind.nbytes[RESULT]:
         rows.append(divide_row(kind.nbytes[RESULT]))
-        divider = make_divider(divisor, call.dtype)
+        divider = make_reducer("divide", call.dtype, divisor)
     peers = [size * itemsize for rank in node.others for size in count_elements(program.plan, rank, call.count)]
     limits = np.array([*kind.nbytes, used + 2 * REMOTE_TILE_BYTES, *peers], np.int64)
     reducer = make_reducer(call.reduction.function, call.dtype)

@@ -14,7 +14,7 @@ from hpccoll.errors import UsageError
 from hpccoll.native import MemoryTable, Program
 from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
 from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
+from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import (
     FIRST_SHARED,
@@ -86,7 +86,7 @@ def make_staged_program(
         rows.append(divide_row(result))
     scratch = max(program.work + program.landing for program in programs) * itemsize
     limits = np.array([source, result, scratch, *[slot_bytes] * (2 * ranks)], np.int64)
-    divider = make_divider(divisor, call.dtype) if divisor > 1 else None
+    divider = make_reducer("divide", call.dtype, divisor) if divisor > 1 else None
     return Program(as_words(rows), limits, make_reducer(call.reduction.function, call.dtype), divider, TILE_BYTES)
 
 

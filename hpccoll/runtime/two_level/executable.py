@@ -18,7 +18,7 @@ from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.native import REMOTE_TILE_BYTES, MemoryTable, PipelineCall, PipelineRun, Program, Segments
 from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
 from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
+from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.backoff import settle
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import FIRST_SHARED, RESULT, TILE_BYTES, as_words, divide_row, make_rows
@@ -233,5 +233,5 @@ def _make_last(kind: PlanKind) -> Program | None:
     if not call.reduction.divides or not nbytes:
         return None
     limits = np.array([0, nbytes, 0], np.int64)
-    divider = make_divider(kind.context.comm.size, call.dtype)
+    divider = make_reducer("divide", call.dtype, kind.context.comm.size)
     return Program(as_words([divide_row(nbytes)]), limits, None, divider, TILE_BYTES)
