@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import numpy as np
+
 from hpccoll.native import EntryRing
-from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
+from hpccoll.native import Program as NativeProgram
+from hpccoll.runtime.arrays import FlatArray, ScratchPool
+from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.collective_call import (
     CollectiveCall,
     bind_epilogue,
@@ -16,9 +21,10 @@ from hpccoll.runtime.collective_call import (
     describe_call,
     without_arrays,
 )
-from hpccoll.runtime.executable import raise_freed
+from hpccoll.runtime.executable import Executable
+from hpccoll.runtime.instructions import RESULT, TILE_BYTES, Row, divide_row
 from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.selection import Selection
 
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from hpccoll.runtime.lowering import Program
 
 
+BLOCKING_TAG: Final = 1  # the MPI tag of blocking plans of messages, of which each ends before the next begins
 NATIVE_CALLS: Final = 256  # most native calls that are kept
 Native = TypeVar("Native")
 
@@ -96,6 +103,26 @@ class PlanKind:
         shape = call.root, call.count, call.dtype.itemsize, self.in_place, call.module.on_device
         return self.context.lower(self.algorithm, self.chunks, *shape, staged, sizes)
 
+    def make_program(
+        self, rows: list[Row], scratch: int, shared: Sequence[int] = (), *, divides: bool, bounce: int = -1, requests: int = 0
+    ) -> NativeProgram:
+        """Return the native program of rows of instructions.
+
+        Args:
+            scratch: bytes of scratch memory.
+            shared: bytes of each memory that other ranks own or access.
+            divides: whether the program divides the result, if the reduction is `avg`.
+            bounce: where the buffer for memory of other processes is in scratch memory; negative if there is none.
+            requests: the number of requests of the messages.
+        """
+        call, ranks, result, divider = self.call, self.context.comm.size, self.nbytes[RESULT], None
+        if divides and call.reduction.divides and result:
+            rows = [*rows, divide_row(result)]
+            divider = make_reducer("divide", call.dtype, ranks)
+        reducer = make_reducer(call.reduction.function, call.dtype) if call.operation.reduces else None
+        words, limits = np.array(rows, np.int64).reshape(-1, 8), np.array([*self.nbytes, scratch, *shared], np.int64)
+        return NativeProgram(words, limits, reducer, divider, TILE_BYTES, bounce, requests, ranks)
+
     def make_key(self, form: str) -> tuple[Hashable, ...]:
         """Return the key of a native call in `Context.native`; `form` names a variant, such as `staged`."""
         call = self.call
@@ -120,24 +147,21 @@ class PlanKind:
         return state, state.recorder.take_entry, self.call.operation.value, self.describe()
 
 
-class PlanExecutable(ABC):
+class PlanExecutable(Executable):
     """The base class of executables that run plans; if `scratch` is None, scratch memory is the communicator's."""
 
-    __slots__ = (
-        "__weakref__", "_after", "_algorithm", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state",
-        "live",
-    )  # fmt: skip
+    __slots__ = ("_after", "_algorithm", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state")
 
     def __init__(
         self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None
     ) -> None:
-        self._context, self._algorithm = context, selection.algorithm
+        super().__init__()
+        self._context, self._algorithm, self._state = context, selection.algorithm, context.state
         self._scratch = scratch or context.scratch
         self._call, self._before, in_place = bind_prologue(call, context.comm.rank)
         self._after = bind_epilogue(call, context.comm.size)
         self._kind = PlanKind(context, selection.algorithm, selection.chunks, without_arrays(self._call), in_place)
-        self.live, self._state = True, context.state
-        self._begin = context.state.bind(call.operation.value, self._kind.describe())
+        self._begin = partial(context.state.begin, call.operation.value, self._kind.describe())
 
     @property
     def algorithm(self) -> Algorithm | None:
@@ -148,11 +172,6 @@ class PlanExecutable(ABC):
     def plan(self) -> Plan:
         """The plan that this executable runs."""
         return self._lower().plan
-
-    @property
-    def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of a run, to time one by one; empty if nothing is bound."""
-        return ()
 
     def _lower(self) -> Program:
         """Return this rank's program (its instructions)."""
@@ -166,31 +185,63 @@ class PlanExecutable(ABC):
         """Return the arguments that must be equal on all ranks of a node."""
         return self._kind.get_compared_arguments()
 
-    def bind(self) -> None:  # noqa: B027 - most executables need nothing
+    def bind(self) -> None:
         """Prepare for many runs; only messages in device memory need it."""
-
-    @abstractmethod
-    def run(self) -> None:
-        """Run the collective once, and block until this rank's part of it is complete."""
-
-    def __call__(self) -> None:
-        """Run the collective once."""
-        self.run()
-
-    def run_once(self) -> None:
-        """Run once without binding anything for later runs."""
-        self.run()
 
     def free(self) -> None:
         """Release memory and bound functions; a later run raises UsageError."""
-        self.live, self._before, self._after = False, (), ()
+        super().free()
+        self._before, self._after = (), ()
         self._call = without_arrays(self._call)
 
-    def abandon(self) -> None:
-        """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
-        self.live = False
 
-    def _require_live(self) -> None:
-        """Raise UsageError if the executable was freed."""
-        if not self.live:
-            raise_freed()
+class NativeExecutable(PlanExecutable):
+    """The base class of executables whose plans run in native code, on the addresses of input and output."""
+
+    __slots__ = ("_addresses", "_native")
+
+    def __init__(
+        self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
+    ) -> None:
+        super().__init__(context, call, selection, scratch)
+        self._after = ()  # the native code divides
+        source, result = (buffer.address if buffer else 0 for buffer in (self._call.source, self._call.result))
+        self._addresses = source, result
+        self._native: Callable[[int, int], object] | None = None
+
+    def get_native(self) -> Callable[[int, int], object] | None:
+        """Return a function that runs this plan on the addresses of other arrays in memory of the same kind.
+
+        Return None if there is local work before the plan.
+        """
+        return None if self._before else self._find_native()
+
+    @abstractmethod
+    def _find_native(self) -> Callable[[int, int], object]:
+        """Return the function that runs the plan on the addresses of an input and an output."""
+
+    @abstractmethod
+    def make_start(self) -> Callable[[int, int, object], InFlight]:
+        """Return a function that starts a run on the addresses of an input and output in memory of the same kind.
+
+        The function returns the run in flight; its third argument is an object that is kept alive until the run's end.
+        """
+
+    def run(self) -> None:
+        """Run the collective once, and block until this rank's part of it is complete."""
+        self._require_live()
+        for step in self._before:
+            step()
+        if self._native is None:
+            self._native = self._find_native()
+        self._native(*self._addresses)
+
+    def start(self) -> InFlight:
+        """Start a run on this executable's buffers, which are kept alive until its end."""
+        self._require_live()
+        return self.make_start()(*self._addresses, self._call)
+
+    def free(self) -> None:
+        """Free the executable; a later run raises UsageError. A run in flight goes on."""
+        super().free()
+        self._native = None

@@ -7,14 +7,13 @@ order of their calls. Some ranks may therefore call a collective blocking and ot
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from hpccoll.errors import HpccollError
 from hpccoll.native import QueuedRun
-from hpccoll.runtime.arrays import BoundCall
-from hpccoll.runtime.collective_call import call_in_order
+from hpccoll.runtime.arrays import BoundCall, run_all
 from hpccoll.runtime.progress import InFlight
 
 
@@ -91,19 +90,30 @@ class RunInQueue(InFlight):
         self.native.abandon()
 
 
-def get_last(queue: deque[RunInQueue]) -> QueuedRun | None:
-    """Return the latest run of a queue, which a new run follows."""
-    return queue[-1].native if queue else None
+def bind_start(
+    make_run: Callable[..., QueuedRun], queue: deque[RunInQueue], steps: Sequence[BoundCall], nbytes: tuple[int, int]
+) -> Callable[[int, int, object], RunInQueue]:
+    """Return a function that starts a run on the addresses of an input and an output, which follows those in `queue`.
 
+    The function's third argument is an object that is kept alive until the end of the run.
 
-def call_or_defer(
-    steps: Sequence[BoundCall], buffers: Sequence[tuple[int, int]], queue: Iterable[RunInQueue]
-) -> Callable[[], None] | None:
-    """Call the steps before a run now, or return a function for it if an earlier run accesses the buffers.
-
-    A call of hpccoll calls the function when the earlier runs of the queue are done; the progress thread cannot.
+    Args:
+        make_run: makes the native run of both addresses, the previous run, a function to call before the run, and the
+            object that is kept alive.
+        steps: local work before a run. If an earlier run accesses the buffers, a call of hpccoll carries out the steps
+            when the earlier runs are done; the progress thread cannot.
+        nbytes: bytes of input and output.
     """
-    if any(earlier.accesses(*buffer) for earlier in queue for buffer in buffers):
-        return partial(call_in_order, steps)
-    call_in_order(steps)
-    return None
+
+    def start(source: int, result: int, keep: object) -> RunInQueue:
+        """Start a run at these addresses."""
+        buffers = (source, nbytes[0]), (result, nbytes[1])
+        before: BoundCall | None = None
+        if steps and any(earlier.accesses(*buffer) for earlier in queue for buffer in buffers):
+            before = partial(run_all, steps)
+        else:
+            run_all(steps)
+        previous = queue[-1].native if queue else None
+        return RunInQueue(make_run(source, result, previous, before, keep), queue, buffers)
+
+    return start

@@ -216,12 +216,6 @@ def explain_mpi_error(error: MPI.Exception, description: str) -> CommunicationEr
     )
 
 
-def raise_explained(operation: str, error: BaseException) -> None:
-    """Raise CommunicationError for an error of MPI in an operation; return for other exceptions."""
-    if isinstance(error, MPI.Exception):
-        raise explain_mpi_error(error, operation) from None
-
-
 def name_mpi_error(error: MPI.Exception) -> str:
     """Return the message of an MPI error without the stack of calls that MPICH adds."""
     return str(error).partition("\n")[0].removesuffix(", error stack:")

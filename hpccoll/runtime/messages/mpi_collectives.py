@@ -26,7 +26,7 @@ from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, run_all
 from hpccoll.runtime.backoff import settle
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, describe_call
-from hpccoll.runtime.executable import raise_freed
+from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.messages.entry_check import EntryCheck
 from hpccoll.runtime.messages.mpi_calls import (
     UserOps,
@@ -61,33 +61,24 @@ class _MpiCall:
         return (*self.prologue, call, *self.epilogue)
 
 
-class LibraryExecutable:
-    """A collective of the MPI library on given buffers; see `Executable`."""
+class LibraryExecutable(Executable):
+    """A collective of the MPI library on given buffers."""
 
-    plan = None
+    __slots__ = ("_run",)
 
     def __init__(self, library: MpiCollectives, call: CollectiveCall) -> None:
+        super().__init__()
         self._run: BoundCall = library.bind_run(call)
-        self.live = True
-
-    @property
-    def calls(self) -> tuple[BoundCall, ...]:
-        """The calls to time one by one: only this executable, because MPI runs a collective in one call."""
-        return (self,)
 
     def run(self) -> None:
         """Run the collective once, and return when this rank's part is done."""
+        self._require_live()
         self._run()
-
-    __call__ = run
 
     def free(self) -> None:
         """Release the references to the buffers; a later run raises UsageError."""
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Refuse later runs."""
-        self._run, self.live = raise_freed, False
+        super().free()
+        self._run = bool
 
 
 class MpiCollectives:
