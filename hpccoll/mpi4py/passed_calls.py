@@ -21,7 +21,7 @@ from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.call_cache import Arrays
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.failure_detection.watchdog import read_timeout
-from hpccoll.runtime.library_call import LibraryCall, PassedForm
+from hpccoll.runtime.messages.library_call import LibraryCall, PassedForm
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
 
@@ -74,7 +74,7 @@ def make_passed_call(
     engine, plain = communicator._engine, MPI.Intracomm(comm)
     library = MpiCollectives(plain, engine.progress, engine.state, lambda: False)
     form = PassedForm(get_mpi_functions(_raise_mpi_exception), MPI.Datatype.fromcode(call.dtype.numpy.char), op)
-    return LibraryCall(call, communicator.size, communicator.rank, library).make_native(form)
+    return LibraryCall(library, call, in_place=call.source is call.result).make_native(form)
 
 
 def _raise_mpi_exception(_: str, code: int) -> NoReturn:

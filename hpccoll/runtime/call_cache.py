@@ -26,7 +26,7 @@ from hpccoll.runtime.arrays import is_torch_tensor
 from hpccoll.runtime.collective_call import CollectiveCall, describe_call
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.forks import abandon_at_fork
-from hpccoll.runtime.library_call import LibraryCall
+from hpccoll.runtime.messages.library_call import LibraryCall
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plain_arrays import get_address, is_plain
@@ -197,7 +197,8 @@ class CallCache:
                 table.accept_tensors(torch.Tensor, torch.strided)
         selection, arrays = self._select(call, asynchronous=asynchronous), Arrays.of(call, out, self._ranks)
         if selection.algorithm is None:
-            library = LibraryCall(call, self._ranks, self._rank, self._library, asynchronous=asynchronous)
+            in_place = call.source is call.result
+            library = LibraryCall(self._library, call, in_place=in_place, asynchronous=asynchronous)
             if self._add_library(library, arrays, request, asynchronous=asynchronous) and not _is_shared(x, out):
                 self._keep(request, asynchronous, library, arrays)
         elif asynchronous:
@@ -246,8 +247,7 @@ class CallCache:
         """Add a call of the MPI library to a table; return False if the arrays are not plain."""
         if asynchronous:
             return arrays.add_to(self.asynchronous, request, library)
-        call = library.make_call()
-        return call is not None and arrays.add_to(self.blocking, request, call)
+        return arrays.add_to(self.blocking, request, library.make_call())
 
     def _add_plan(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
         """Add a plan to the table of blocking calls."""

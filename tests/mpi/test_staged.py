@@ -36,7 +36,7 @@ from hpccoll.runtime.lowering import message_lowering
 from hpccoll.runtime.messages import executable
 from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.messages.executable import MessageExecutable, message_calls
-from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.messages.library_call import LibraryCall
 from hpccoll.runtime.messages.native_executable import NativeMessageRun
 
 FLOAT = DTYPES["float32"]
@@ -297,7 +297,13 @@ def test_asynchronous_calls_run_plans_in_device_memory(space, stream):
 def test_the_library_blocks_in_device_memory_beside_plans_in_flight(space, stream, monkeypatch):
     """The user's thread queues work on the user's stream; only MPI's call runs in another thread."""
     eng, x, y = Engine(space, lambda: True), stream.empty(1000, FLOAT), stream.empty(7, FLOAT)
-    monkeypatch.setattr(MpiCollectives, "_complete", lambda *_: pytest.fail("the non-blocking form ran"))
+    get_native = LibraryCall.get_native
+
+    def get_blocking(self, *, is_nonblocking, is_recorded=True):
+        assert not is_nonblocking
+        return get_native(self, is_nonblocking=False, is_recorded=is_recorded)
+
+    monkeypatch.setattr(LibraryCall, "get_native", get_blocking)
     threads = set()
     queue = Stream.later
 

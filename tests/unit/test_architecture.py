@@ -114,7 +114,6 @@ INNER_FLOORS = {  # within a package; a module may import from its own entry and
         "shared_memory": (5, "shared_memory"),
         "two_level": (6, "two_level"),
         "cuda": (6, "cuda"),
-        "library_call": (6, "library_call"),
         "call_cache": (7, "call_cache"),
         "call_selector": (7, "call_selector"),
         "engine": (8, "engine"),
