@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.communicator import Communicator
-from hpccoll.errors import HpccollError
+from hpccoll.errors import HpccollError, UsageError
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
 from hpccoll.mpi4py.messages import Message
 from hpccoll.native import MpiCall
@@ -74,7 +74,10 @@ def make_passed_call(
     engine, plain = communicator._engine, MPI.Intracomm(comm)
     library = MpiCollectives(plain, engine.progress, engine.state, lambda: False)
     form = PassedForm(get_mpi_functions(_raise_mpi_exception), MPI.Datatype.fromcode(call.dtype.numpy.char), op)
-    return LibraryCall(library, call, in_place=call.source is call.result).make_native(form)
+    try:
+        return LibraryCall(library, call, in_place=call.source is call.result).make_native(form)
+    except UsageError:  # too many elements
+        return None
 
 
 def _raise_mpi_exception(_: str, code: int) -> NoReturn:

@@ -126,11 +126,14 @@ class LibraryCall:
     def make_native(
         self, passed: PassedForm | None = None, *, is_nonblocking: bool = False, is_recorded: bool = False
     ) -> MpiCall:
-        """Return a new native call, as `get_native` does; `passed` is what it passes to MPI in a call of mpi4py."""
-        library, progress, state = self._library, self._library.progress, self._library.state
-        method, form = self._method, passed
-        if is_large := self._count_elements() > MOST_ELEMENTS:
-            method += "_c"
+        """Return a new native call, as `get_native` does; `passed` is what it passes to MPI in a call of mpi4py.
+
+        Raises:
+            UsageError: the counts need 64 bits, and the MPI library has no function for such counts.
+        """
+        library, progress, state, form = self._library, self._library.progress, self._library.state, passed
+        is_large = self._find_largest_count() > MOST_ELEMENTS
+        function = self._find_function(is_nonblocking=is_nonblocking, is_large=is_large)
         if form is None:
             op = library.ops.get(self._dtype, self._reduction) if self._operation.reduces else MPI.OP_NULL
             datatype = get_datatype(self._operation, self._dtype, self._reduction)
@@ -142,7 +145,7 @@ class LibraryCall:
         barrier, fingerprint, raise_mismatch = compared or (None, 0, bool)  # without a barrier, `bool` is not called
         return MpiCall(
             form.functions,
-            find_function(f"MPI_I{method.lower()}" if is_nonblocking else f"MPI_{method}"),
+            function,
             self._method,
             is_nonblocking,
             is_large,
@@ -180,12 +183,23 @@ class LibraryCall:
         description = f"rank {self._rank}: MPI's {self.name}"
         return MpiTransfer(description, [MPI.Request.fromhandle(request)], list(last), (), keep)
 
-    def _count_elements(self) -> int:
-        """Return the number of elements of this rank's input or output, the larger one, or of all blocks together."""
+    def _find_largest_count(self) -> int:
+        """Return the largest count or displacement that MPI gets, in elements."""
         count = self._count
-        if isinstance(count, tuple) and self._operation is Operation.ALL_TO_ALL:
-            return max(sum(count[: self._ranks]), sum(count[self._ranks :]))
-        return self._operation.message_bytes(count, 1, self._ranks)
+        if isinstance(count, int):
+            return count
+        return max(sum(count[: self._ranks]), sum(count[self._ranks :]))
+
+    def _find_function(self, *, is_nonblocking: bool, is_large: bool) -> int:
+        """Return the address of MPI's function, for counts of 64 bits if `is_large`; raise UsageError without it."""
+        method = self._method + "_c" if is_large else self._method
+        function = find_function(f"MPI_I{method.lower()}" if is_nonblocking else f"MPI_{method}")
+        if not function:
+            raise UsageError(
+                f"{self.name}: this MPI library has no MPI_{method}; pass at most {MOST_ELEMENTS} elements, or "
+                "algorithm='auto'"
+            )
+        return function
 
     def _make_check(self) -> tuple[NodeBarrier, int, BoundCall] | None:
         """Return how the node's ranks compare their calls; None if they do not."""
