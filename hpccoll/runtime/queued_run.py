@@ -1,7 +1,7 @@
-"""Asynchronous runs of a queue: plans on one node, which stop at each fence, or two-level plans.
+"""Asynchronous runs of native plans: of messages, on one node (which stop at each fence), or two-level.
 
-Blocking and asynchronous runs of a communicator use the same barrier and slots, and run one after the other in the
-order of their calls. Some ranks may therefore call a collective blocking and others asynchronously.
+Runs on one node, and two-level runs, form a queue each: blocking and asynchronous runs of a communicator use the same
+barrier and slots, and run one after the other in the order of their calls. Some ranks may therefore call a collective blocking and others asynchronously.
 """
 
 from __future__ import annotations
@@ -10,25 +10,51 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Generic, TypeVar
 
 from hpccoll.errors import HpccollError
-from hpccoll.native import QueuedRun
+from hpccoll.native import MessageRun, QueuedRun
 from hpccoll.runtime.arrays import BoundCall, run_all
 from hpccoll.runtime.progress import InFlight
 
 
-class RunInQueue(InFlight):
-    """A native run in flight, which the progress thread advances, too; it leaves `queue` when it is done.
+RunT = TypeVar("RunT", QueuedRun, MessageRun)
+
+
+class NativeRun(InFlight, Generic[RunT]):
+    """A native run of a plan in flight, which the progress thread advances, too."""
+
+    __slots__ = ("native",)
+
+    def __init__(self, native: RunT) -> None:
+        super().__init__()
+        self.native = native
+
+    def _advance(self) -> bool:
+        """Advance the native run without blocking; return whether it is complete."""
+        return self.native.advance()
+
+    def is_settled(self) -> bool:
+        """Whether the other ranks no longer read this rank's memory for what the run has begun."""
+        return self.native.is_settled()
+
+    def abandon(self) -> None:
+        """Take the run from the progress thread."""
+        self.native.abandon()
+
+
+class RunInQueue(NativeRun[QueuedRun]):
+    """A native run of a queue, which follows the runs before it, and leaves the queue when it is done.
 
     Args:
         buffers: address and bytes of the input and of the output.
     """
 
-    __slots__ = ("_buffers", "_is_marked", "_queue", "native")
+    __slots__ = ("_buffers", "_is_marked", "_queue")
 
     def __init__(self, native: QueuedRun, queue: deque[RunInQueue], buffers: Sequence[tuple[int, int]]) -> None:
-        super().__init__()
-        self.native, self._queue, self._buffers, self._is_marked = native, queue, buffers, False
+        super().__init__(native)
+        self._queue, self._buffers, self._is_marked = queue, buffers, False
         queue.append(self)
 
     def accesses(self, address: int, nbytes: int) -> bool:
@@ -38,7 +64,7 @@ class RunInQueue(InFlight):
     def _advance(self) -> bool:
         """Advance the native run without blocking; return whether it is complete."""
         try:
-            done = self.native.advance()
+            done = super()._advance()
         except HpccollError:  # on all ranks, so that the next run may begin
             self.end()
             raise
@@ -80,14 +106,6 @@ class RunInQueue(InFlight):
         """Leave the queue."""
         with suppress(ValueError):
             self._queue.remove(self)
-
-    def is_settled(self) -> bool:
-        """Whether the other ranks no longer read this rank's memory for what the run has begun."""
-        return self.native.is_settled()
-
-    def abandon(self) -> None:
-        """Take the run from the progress thread."""
-        self.native.abandon()
 
 
 def bind_start(

@@ -37,7 +37,7 @@ from hpccoll.runtime.messages import executable
 from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.messages.executable import MessageExecutable, message_calls
 from hpccoll.runtime.messages.library_call import LibraryCall
-from hpccoll.runtime.messages.native_executable import NativeMessageRun
+from hpccoll.runtime.queued_run import NativeRun
 
 FLOAT = DTYPES["float32"]
 JUNK, SPOILT = np.float32(-777), 0xDD
@@ -479,4 +479,4 @@ def test_host_memory_is_neither_staged_nor_synchronised(comm, monkeypatch):
             hpc.all_reduce(x)
         assert not hpc.stages(NumPyModule())
         barrier = check_call(Operation.BARRIER, None, None, hpc.rank, hpc.size, algorithm="dissemination")
-        assert isinstance(hpc._engine.start(barrier), NativeMessageRun)
+        assert isinstance(hpc._engine.start(barrier), NativeRun)

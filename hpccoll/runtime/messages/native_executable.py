@@ -15,6 +15,7 @@ from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
 from hpccoll.runtime.plain_arrays import get_address
 from hpccoll.runtime.plan_executable import BLOCKING_TAG, Context, NativeExecutable, PlanKind
 from hpccoll.runtime.progress import InFlight
+from hpccoll.runtime.queued_run import NativeRun
 from hpccoll.selection import Selection
 
 
@@ -44,10 +45,10 @@ class NativeMessageExecutable(NativeExecutable):
         """Return a function that does the local work before the plan and starts a run; see `NativeExecutable`."""
         native = make_message_call(self._kind, ScratchPool())
 
-        def start(source: int, result: int, keep: object) -> NativeMessageRun:
+        def start(source: int, result: int, keep: object) -> NativeRun[MessageRun]:
             """Start a run at these addresses; its `advance` posts the messages."""
             run_all(self._before)
-            return NativeMessageRun(native.start(source, result, self._tag, keep))
+            return NativeRun(native.start(source, result, self._tag, keep))
 
         return start
 
@@ -89,25 +90,3 @@ def _make_program(kind: PlanKind) -> Program:
     )
     scratch = (program.work + program.landing) * itemsize
     return kind.make_program(rows, scratch, divides=True, requests=requests)
-
-
-class NativeMessageRun(InFlight):
-    """A plan of messages in flight, which the progress thread of the extension advances, too."""
-
-    __slots__ = ("_run",)
-
-    def __init__(self, run: MessageRun) -> None:
-        super().__init__()
-        self._run = run
-
-    def _advance(self) -> bool:
-        """Advance the native run without blocking; return whether it is complete."""
-        return self._run.advance()
-
-    def is_settled(self) -> bool:
-        """Whether the messages that the run has begun to send are sent."""
-        return self._run.is_sent()
-
-    def abandon(self) -> None:
-        """Take the run from the progress thread."""
-        self._run.abandon()

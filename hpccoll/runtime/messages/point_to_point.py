@@ -19,7 +19,7 @@ from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.layout import CallKind
 from hpccoll.runtime.recorder.waits import WaitReason
-from hpccoll.runtime.work import MessageWork, MpiTransfer, Work, explain_failed_message, explain_wrong_size
+from hpccoll.runtime.work import MessageWork, MpiTransfer, Work, explain_mpi_error, explain_wrong_size
 
 ArrayT = TypeVar("ArrayT")
 # The state of a message of `Messenger.exchange`: whether it is pending, its request, the place of its entry in the
@@ -145,7 +145,7 @@ class PointToPoint:
         doing, other = "sending to" if sends else "receiving from", "any rank" if peer is None else f"rank {peer}"
         description = f"rank {self._rank}: {doing} {other}"
         if error:
-            raise explain_failed_message(description, MPI.Exception(error), receives=not sends)
+            raise explain_mpi_error(MPI.Exception(error), description, receives=not sends)
         if not is_pending and not sends and received != array.nbytes:
             raise explain_wrong_size(description, received, array.nbytes)
         requests = [MPI.Request.fromhandle(request)] if is_pending else []
