@@ -201,10 +201,17 @@ class CallCache:
             library = LibraryCall(self._library, call, in_place=in_place, asynchronous=asynchronous)
             if self._add_library(library, arrays, request, asynchronous=asynchronous) and not _is_shared(x, out):
                 self._keep(request, asynchronous, library, arrays)
-        elif asynchronous:
-            self._add_start(call, selection, arrays, request)
-        else:
-            self._add_plan(call, selection, arrays, request)
+            return
+        is_shared = selection.algorithm.uses_shared_memory
+        executable = self._make_executable(call, selection) if is_shared or not asynchronous else None
+        native = executable and executable.get_native()
+        if native is not None and asynchronous:
+            description = describe_call(self._library.state, call, selection.algorithm, asynchronous=True)
+            start = PlanStart(operation.value, description, executable.make_start())
+            arrays.add_to(self.asynchronous, request, start)
+        elif native is not None:
+            runs = native if isinstance(native, HostCall) else partial(_run_on_arrays, native)
+            arrays.add_to(self.blocking, request, runs, needs_idle=is_shared)
 
     def add_similar(self, request: Request, *, asynchronous: bool = False) -> bool:
         """Add a library call for new sizes or counts, made from a similar known call; return False if none is known."""
@@ -248,26 +255,6 @@ class CallCache:
         if asynchronous:
             return arrays.add_to(self.asynchronous, request, library)
         return arrays.add_to(self.blocking, request, library.make_call())
-
-    def _add_plan(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
-        """Add a plan to the table of blocking calls."""
-        executable = self._make_executable(call, selection)
-        native = executable and executable.get_native()
-        if native is None:
-            return
-        is_shared = selection.algorithm is not None and selection.algorithm.uses_shared_memory
-        runs = native if isinstance(native, HostCall) else partial(_run_on_arrays, native)
-        arrays.add_to(self.blocking, request, runs, needs_idle=is_shared)
-
-    def _add_start(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
-        """Add a plan that uses shared memory to the table of asynchronous calls."""
-        algorithm = selection.algorithm
-        executable = self._make_executable(call, selection) if algorithm and algorithm.uses_shared_memory else None
-        if executable is None or executable.get_native() is None:
-            return
-        description = describe_call(self._library.state, call, algorithm, asynchronous=True)
-        start = PlanStart(call.operation.value, description, executable.make_start())
-        arrays.add_to(self.asynchronous, request, start)
 
     def _keep(self, request: Request, asynchronous: bool, library: LibraryCall, arrays: Arrays) -> None:
         """Keep a library call as the template of calls with other sizes or counts."""

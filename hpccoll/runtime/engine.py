@@ -242,12 +242,6 @@ class Engine:
     def prepare(self, call: CollectiveCall) -> Executable:
         """Return an executable that can run many times until it or the engine is freed; run nothing. Collective."""
         selection = self.select(call, prepared=True)
-        executable = self.bind(call, selection)
-        self.cache.keep(executable)
-        return executable
-
-    def bind(self, call: CollectiveCall, selection: Selection) -> Executable:
-        """Return an executable that can run many times; run nothing."""
         executable: Executable
         if selection.algorithm is None:
             executable = self.library.bind(call)
@@ -255,6 +249,7 @@ class Engine:
             executable = self._make_executable(call, selection)
             executable.bind()
         self.node.symmetric.free_with(executable, call.source, call.result)
+        self.cache.keep(executable)
         return executable
 
     def uses_pinned_memory(self, module: ArrayModule) -> bool:

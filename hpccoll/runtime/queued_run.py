@@ -65,10 +65,9 @@ class RunInQueue(NativeRun[QueuedRun]):
         """Advance the native run without blocking; return whether it is complete."""
         try:
             done = super()._advance()
-        except HpccollError:  # on all ranks, so that the next run may begin
-            self.end()
-            raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, HpccollError):  # on all ranks, so that the next run may begin
+                self.native.finish()
             self._leave()
             raise
         self.mark_started()
@@ -86,21 +85,12 @@ class RunInQueue(NativeRun[QueuedRun]):
         """Block until the run, which nothing else advances, is done."""
         try:
             self.native.wait()
-        except HpccollError:
-            self.end()
+        except HpccollError:  # on all ranks, so that the next run may begin
+            self.native.finish()
             raise
-        except BaseException:
+        finally:
             self.done = True
             self._leave()
-            raise
-        self.done = True
-        self._leave()
-
-    def end(self) -> None:
-        """Let the next run begin although this one has failed or was interrupted."""
-        self.done = True
-        self.native.finish()
-        self._leave()
 
     def _leave(self) -> None:
         """Leave the queue."""

@@ -115,7 +115,7 @@ def make_node_locate(
 
 def _make_tables(node: NodeMemory, scratch: FlatArray, *, in_entry: bool) -> tuple[MemoryTable, MemoryTable]:
     """Return the memories of staged runs that begin with slot 0 and slot 1, or with entry 0 and entry 1."""
-    slots = [[get_address(slot.memory[rank]) for rank in node.ranks] for slot in node.slots]
+    slots = [[get_address(slot[rank]) for rank in node.ranks] for slot in node.slots]
     if in_entry:
         slots = [[get_address(line) + at for line in node.barrier_lines] for at in ENTRY_PAYLOAD_AT]
     keep = scratch, node.slots, node.barrier_lines

@@ -122,7 +122,7 @@ def _make_pipeline_call(kind: PlanKind, *, direct: bool) -> PipelineCall:
         get_handle(context.comm),
         FIRST_TAG,
         node.pipeline_barrier,
-        node.pipeline_slots,
+        node.pipeline_counters,
         compute_fingerprint(arguments),
         shared_buffers(),
         node.symmetric,
@@ -153,7 +153,7 @@ def _make_segments(kind: PlanKind, *, direct: bool) -> Segments:
     peers = [0] * (2 * len(node.others) if direct else 0)
     tables: list[MemoryTable] = []
     for number, slot in enumerate(node.pipeline_slots):
-        slots = [get_address(slot.memory[rank]) for rank in node.ranks]
+        slots = [get_address(slot[rank]) for rank in node.ranks]
         addresses = [0, 0, get_address(scratch) + stride * number, *slots, *peers]
         tables.append(MemoryTable(addresses, [0] * len(addresses) if direct else [], (scratch, slot)))
     return Segments(tuple(programs), tuple(tables))

@@ -58,7 +58,7 @@ def nodes_of(ranks: int, slot_bytes: int) -> list[Any]:
             others=[other for other in range(ranks) if other != rank],
             symmetric=SimpleNamespace(locate=lambda _: 0, find=lambda *_: None, free_with=lambda *_: None),
             readable=None,
-            slots=[SimpleNamespace(memory=dict(enumerate(memory))) for memory in slots],
+            slots=[dict(enumerate(memory)) for memory in slots],
             slot_bytes=slot_bytes,
             barrier=make_barrier(lines, rank, True, progress),
             barrier_lines=lines,
