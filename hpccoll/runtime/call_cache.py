@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
@@ -134,7 +134,7 @@ class CallCache:
 
     def __init__(
         self,
-        tables: tuple[CallTable, CallTable],
+        tables: Iterable[CallTable],
         library: MpiCollectives,
         ranks: int,
         rank: int,

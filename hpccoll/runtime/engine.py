@@ -106,7 +106,9 @@ class Engine:
         self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, selector, mixed_forms)
         self.call_selector.log = make_selection_log(comm.rank, comm.size)
         self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind
-        self.cache = self._make_cache()
+        shared = shared_buffers(), self.node.symmetric
+        tables = (CallTable(np.ndarray, self.progress.operations, *shared) for _ in range(2))
+        self.cache = CallCache(tables, self.library, self.size, self.rank, self.select, self._make_cacheable)
         self._on_device: OrderedDict[Hashable, PlanExecutable] = OrderedDict()
         self.get_owner: Callable[[], object] = lambda: None  # operations in flight keep the communicator alive
         self._mixed_forms = mixed_forms
@@ -116,14 +118,6 @@ class Engine:
         self._with_tag: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
         self._started = StartedOperations(self.progress, self.state, self.node.retract)
         self.state.on_interruption, self.state.settle = self._started.fail, self._started.settle
-
-    def _make_cache(self) -> CallCache:
-        """Return a new, empty call cache for this communicator."""
-        blocking, asynchronous = (
-            CallTable(np.ndarray, self.progress.operations, shared_buffers(), self.node.symmetric) for _ in range(2)
-        )
-        others = self.library, self.size, self.rank, self.select, self._make_cacheable
-        return CallCache((blocking, asynchronous), *others)
 
     def run(self, call: CollectiveCall) -> None:
         """Run a collective and wait for its end."""
@@ -273,15 +267,6 @@ class Engine:
         self.node.free()
         self.state.close()
 
-    def _is_two_level(self, algorithm: Algorithm) -> bool:
-        """Whether there are several nodes, and the algorithm uses messages between nodes and shared memory in them."""
-        return algorithm.is_two_level and len(self.nodes) > 1
-
-    def _require_shared_memory(self, algorithm: Algorithm) -> None:
-        """Raise UnavailableError or UsageError unless the ranks can run this algorithm, which uses shared memory."""
-        if not self._is_two_level(algorithm):
-            self.node.require(algorithm.full_name)
-
     def _make_executable(
         self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
     ) -> PlanExecutable:
@@ -299,11 +284,11 @@ class Engine:
             raise UsageError(f"{call.operation.value} by the MPI library has no plan")
         if not algorithm.uses_shared_memory:
             return self._make_message_executable(call, selection, scratch)
-        self._require_shared_memory(algorithm)
-        if self._is_two_level(algorithm):
+        if algorithm.is_two_level and len(self.nodes) > 1:
             from hpccoll.runtime.two_level.executable import PipelineExecutable
 
             return PipelineExecutable(context, call, selection)
+        self.node.require(algorithm.full_name)
         if call.module.on_device:
             if call.reduction.combine is not None:
                 raise ReductionError(

@@ -179,6 +179,11 @@ class Progress:
         if not self.transfers:
             set_polling(False)
 
+    def list_transfers(self, state: CallRecorder) -> list[InFlight]:
+        """Return the transfers in flight on the communicator whose calls `state` records."""
+        self.hand_over()
+        return [each for each in list(self.transfers) if each.awaited is not None and each.awaited.state is state]
+
     def advance(self) -> bool:
         """Advance every in-flight plan as far as possible without blocking, and let MPI move its messages.
 

@@ -159,12 +159,15 @@ class PointToPoint:
     def _describe_native(self, sends: bool, x: Any, peer: int, tag: int) -> tuple[bytes, int]:
         """Return the description of a message for the recorder, and the bytes of an element of the array `x`."""
         buffer = as_buffer(x, "x", writable=not sends)
-        name, kind = ("send", _SEND) if sends else ("recv", _RECEIVE)
-        root, dtype = max(peer, -1), buffer.dtype  # no rank is noted for a message from any rank
-        description = self._state.describe(
-            name, kind=kind, count=buffer.count, dtype=dtype.name, root=root, tag=tag, asynchronous=True
+        kind = _SEND if sends else _RECEIVE
+        return self._describe(kind, buffer, None if peer == ANY_SOURCE else peer, tag), buffer.dtype.itemsize
+
+    def _describe(self, kind: CallKind, buffer: Buffer, peer: int | None, tag: int) -> bytes:
+        """Return the description of a message for the recorder; `peer` None means any rank."""
+        name, root = "send" if kind is _SEND else "recv", -1 if peer is None else peer
+        return self._state.describe(
+            name, kind=kind, count=buffer.count, dtype=buffer.dtype.name, root=root, tag=tag, asynchronous=True
         )
-        return description, dtype.itemsize
 
     def take_exception(self, call: str, before: int, error: BaseException) -> None:
         """Make the communicator unusable if an exception in `call` came after its first message had begun.
@@ -186,9 +189,7 @@ class PointToPoint:
 
     def _settle(self) -> None:
         """Cancel the receives of this communicator, and wait up to SETTLE_S seconds for its sends."""
-        state = self._state
-        self._progress.hand_over()
-        pending = [each for each in self._progress.transfers if each.awaited and each.awaited.state is state]
+        state, pending = self._state, self._progress.list_transfers(self._state)
         for transfer in pending:
             if isinstance(transfer, MpiTransfer):
                 transfer.cancel_receive()
@@ -197,10 +198,8 @@ class PointToPoint:
 
     def finish(self) -> None:
         """Block until this communicator's sends and receives in flight are done; other operations advance meanwhile."""
-        self._progress.hand_over()
-        for transfer in list(self._progress.transfers):
-            if transfer.awaited is not None and transfer.awaited.state is self._state:
-                self._progress.wait_until(transfer.advance)
+        for transfer in self._progress.list_transfers(self._state):
+            self._progress.wait_until(transfer.advance)
 
     def abandon(self) -> None:
         """Leave all messages to Python, where the communicator refuses them; for a forked child process."""
@@ -217,16 +216,13 @@ class PointToPoint:
 
         The description for the recorder is kept under `key`, unless `key` is None.
         """
-        name, dtype = "send" if kind is _SEND else "recv", buffer.dtype
-        root = -1 if peer is None else peer
-        description = self._state.describe(
-            name, kind=kind, count=buffer.count, dtype=dtype.name, root=root, tag=tag, asynchronous=True
-        )
+        description = self._describe(kind, buffer, peer, tag)
         if key is not None:
             if len(self._plain) >= MOST_DESCRIPTIONS:
                 self._plain.clear()
             self._plain[key] = description
-        return self._state.start_message(name, description, () if peer is None else (peer,))
+        name, peers = "send" if kind is _SEND else "recv", () if peer is None else (peer,)
+        return self._state.start_message(name, description, peers)
 
     def _track(self, transfer: MpiTransfer, result: ArrayT, awaited: WaitReason) -> Work[ArrayT]:
         """Return the handle of a transfer; until the transfer is done, each wait of this process advances it."""

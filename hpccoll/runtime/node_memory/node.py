@@ -20,11 +20,11 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.errors import DEBUG_HINT, MismatchError, UnavailableError, UsageError
-from hpccoll.native import ArrivalCounter
+from hpccoll.native import ArrivalCounter, NodeBarrier
 from hpccoll.runtime.job import RankLayout
 from hpccoll.runtime.node_memory.cross_memory import find_readable_processes
 from hpccoll.runtime.node_memory.file_memory import file_memories, is_in_file
-from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, make_barrier
+from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT
 from hpccoll.runtime.node_memory.segment import MappedSegment, Words, map_segment, words
 from hpccoll.runtime.node_memory.symmetric import Bytes, SymmetricBuffers
 from hpccoll.runtime.progress import Progress
@@ -69,8 +69,9 @@ class NodeMemory:
             segment = map_segment(comm, self.ranks, nbytes, reserve=False)
         except UnavailableError as error:  # the same on every rank; algorithms that only send messages still work
             self.problem = str(error)
+        waits = progress.attend, progress.operations, progress.transfers
         self.barrier, self.pipeline_barrier = (
-            make_barrier(self._lines(segment, kind), self.row, layout.oversubscribed, progress) for kind in range(2)
+            NodeBarrier(self._lines(segment, kind), self.row, layout.oversubscribed, *waits) for kind in range(2)
         )
         self.barrier_lines = self._lines(segment, 0)
         slots = self._slots(segment, words_bytes, staging + pipelines) if segment is not None else ()

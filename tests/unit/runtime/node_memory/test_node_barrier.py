@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from hpccoll.native import ArrivalCounter, NodeBarrier
-from hpccoll.runtime.node_memory.node_barrier import DIRECT, FINGERPRINT, WORDS, make_barrier
+from hpccoll.runtime.node_memory.node_barrier import DIRECT, FINGERPRINT, WORDS
 from hpccoll.runtime.progress import InFlight, Progress
+from tests.unit.runtime.simulated_node import make_barrier
 
 MANY_RANKS = 20
 

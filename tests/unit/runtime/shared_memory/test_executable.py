@@ -18,7 +18,7 @@ from hpccoll.plan import Plan
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction, ScratchPool, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.lowering import Program, lower_plan
-from hpccoll.runtime.node_memory.node_barrier import WORDS, make_barrier
+from hpccoll.runtime.node_memory.node_barrier import WORDS
 from hpccoll.runtime.plan_executable import Context
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
@@ -35,7 +35,7 @@ from tests.unit.runtime.lowering.test_node_programs import (
     make_plan,
 )
 from tests.unit.runtime.simulated import JUNK
-from tests.unit.runtime.simulated_node import ITEMSIZE, Array, make_buffers, mix
+from tests.unit.runtime.simulated_node import ITEMSIZE, Array, make_barrier, make_buffers, mix
 
 MIXED = Reduction.from_function(mix, commutative=False)
 
