@@ -45,7 +45,16 @@ _MOST_SIMILAR: Final = 512  # most library calls that are kept for other sizes, 
 class Arrays:
     """The array sizes that all calls of one kind share, and whether the result is `out`, the input or a new array.
 
-    `new_rows` is the first dim of a new output if blocks differ in size, else -1; `rows` is that of the input.
+    Attributes:
+        ranks: number of ranks.
+        itemsize: bytes per element.
+        in_given: whether the result is in `out`, which the user passes.
+        has_new: whether the result is in a new array.
+        returns_none: whether the user gets None.
+        nbytes, result_nbytes: bytes of the input (or of the output on a rank without input), and of the result.
+        divisor: a number that divides the first dim of the input; 1 if it may be any.
+        rows: the first dim of the input if blocks differ in size, else -1.
+        new_rows: the first dim of a new output if blocks differ in size, else -1.
     """
 
     operation: Operation

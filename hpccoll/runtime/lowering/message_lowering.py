@@ -230,7 +230,10 @@ class MessageLowering:
         return [], move.received[:0]
 
     def _finish_receive(self, message: IncomingMessage, send_starts: list[int]) -> None:
-        """Wait for a message segment by segment, and copy or reduce each segment into the message's chunks."""
+        """Wait for a message segment by segment, and copy or reduce each segment into the message's chunks.
+
+        `send_starts` are the numbers of the `Send` instructions of the round for which no `Wait` exists yet.
+        """
         offset = 0
         for j, part in enumerate(message.landing):
             if message.peer != self._rank:
@@ -246,7 +249,10 @@ class MessageLowering:
     def _consume_segment(
         self, message: IncomingMessage, landed: MemoryRange, offset: int, send_starts: list[int]
     ) -> None:
-        """Copy or reduce a received segment into the message's chunks; after the last, mark the chunks as updated."""
+        """Copy or reduce a received segment into the message's chunks; after the last, mark the chunks as updated.
+
+        `offset` is the number of elements of the message before the segment.
+        """
         stop = offset + landed.count
         current = slice_ranges(self._locations.current_ranges(message.chunks), offset, stop)
         home = slice_ranges(message.home, offset, stop)

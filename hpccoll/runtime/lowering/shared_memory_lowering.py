@@ -138,7 +138,7 @@ class SharedMemoryLowering:
         return self._others[rank]
 
     def _combine(self, t: int, chunks: IntArray, operands: list[Operand]) -> None:
-        """Combine loaded operands in order with the chunks' current values; store the result in the chunks.
+        """Combine operands that are loaded in round `t`, in order, with the chunks' values; store the result there.
 
         The result goes to scratch first if a later operand is in the chunks' memory or other ranks still load from
         there.

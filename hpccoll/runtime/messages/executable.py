@@ -58,9 +58,14 @@ class PinnedMemory:
 def message_calls(
     program: Program, space: AddressSpace, comm: MPI.Intracomm, tag: int, *, persistent: bool, pinned: bool
 ) -> Iterator[MessageStep]:
-    """Yield the calls that carry out a program.
+    """Yield the calls that carry out a program, in order.
 
-    Messages are posted, or sent by persistent requests that the calls start; if `pinned`, through pinned host memory.
+    Args:
+        space: the memory of the program.
+        comm: where messages are sent and received, with the tag `tag`.
+        persistent: whether the calls start persistent requests, so that they can be made many times. Otherwise this
+            function posts the messages itself, and each call must be made before the next one is taken.
+        pinned: whether messages pass through pinned host memory, because MPI does not accept device memory.
     """
     module, staging = space.module, PinnedMemory(space.module) if pinned else None
     send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)
@@ -186,10 +191,14 @@ class MessageExecutable(PlanExecutable):
 
 
 class MessageRun(InFlight):
-    """One run of a plan of messages in flight, without persistent requests; ends with the calls in `after`.
+    """One run of a plan of messages in flight, without persistent requests.
 
-    `module` is the array module of the memory. Each part of a run is ordered after the previous part, even if the user
-    has changed the CUDA stream in between.
+    Each part of a run is ordered after the previous part, even if the user has changed the CUDA stream in between.
+
+    Args:
+        steps: the calls of the run, from `message_calls`.
+        after: calls to make in the end.
+        module: the array module of the memory.
     """
 
     __slots__ = ("_after", "_module", "_steps", "_stream", "_test")

@@ -86,7 +86,10 @@ class NodeMemory:
         return any(run.accesses(address, nbytes) for run in (*self.runs, *self.pipelines))
 
     def _lines(self, segment: MappedSegment | None, kind: int) -> Words:
-        """Return a cache line of words per rank, for use number `kind`; private memory if there is no segment."""
+        """Return a line of words per rank, for synchronisation; private memory if there is no segment.
+
+        `kind` is 0 for the barrier, 1 for the barrier of pipelines, and 2 or more for the counters of a pipeline slot.
+        """
         rows, columns = len(self.ranks), _LINE_BYTES // 8
         if segment is None:
             return np.zeros((rows, columns), np.uint64)
