@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from hpccoll.runtime.lowering import OWN, Copy, Instruction, MemoryKind, MemoryRange, NodeFence, Receive, Reduce, Send, Wait
+from hpccoll.runtime.lowering import (
+    OWN,
+    Copy,
+    Instruction,
+    MemoryKind,
+    MemoryRange,
+    NodeFence,
+    Receive,
+    Reduce,
+    Send,
+    Wait,
+)
 
 COPY, REDUCE, DIVIDE, TILE, FENCE = range(5)  # the codes of native/interpreter.h
 _RECEIVE, _SEND, _WAIT, _ROUND = range(5, 9)

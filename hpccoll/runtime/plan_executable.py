@@ -104,7 +104,14 @@ class PlanKind:
         return self.context.lower(self.algorithm, self.chunks, *shape, staged, sizes)
 
     def make_program(
-        self, rows: list[Row], scratch: int, shared: Sequence[int] = (), *, divides: bool, bounce: int = -1, requests: int = 0
+        self,
+        rows: list[Row],
+        scratch: int,
+        shared: Sequence[int] = (),
+        *,
+        divides: bool,
+        bounce: int = -1,
+        requests: int = 0,
     ) -> NativeProgram:
         """Return the native program of rows of instructions.
 

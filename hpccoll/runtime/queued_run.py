@@ -1,7 +1,8 @@
 """Asynchronous runs of native plans: of messages, on one node (which stop at each fence), or two-level.
 
 Runs on one node, and two-level runs, form a queue each: blocking and asynchronous runs of a communicator use the same
-barrier and slots, and run one after the other in the order of their calls. Some ranks may therefore call a collective blocking and others asynchronously.
+barrier and slots, and run one after the other in the order of their calls. Some ranks may therefore call a collective
+blocking and others asynchronously.
 """
 
 from __future__ import annotations

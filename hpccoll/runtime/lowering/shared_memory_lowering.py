@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hpccoll.plan import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Op, Operation, Plan, Step, Store
 from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges, make_copies
 from hpccoll.runtime.lowering.message_lowering import get_own_chunks, get_own_value
-from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, NodeFence, Reduce
+from hpccoll.runtime.lowering.program import Instruction, MemoryKind, MemoryRange, NodeFence, Reduce
 from hpccoll.runtime.lowering.remote_accesses import RemoteAccesses
 
 Operand = tuple[int, list[MemoryRange]]  # how the operand is combined (`Op`), and its ranges
@@ -71,7 +71,8 @@ class SharedMemoryLowering:
         self._locations = locations
         if self._staged:
             chunks = np.nonzero(self._accesses.loaded_before_write[self._rank])[0]
-            self._instructions += make_copies(locations.current_ranges(chunks), locations.ranges_in(MemoryKind.SLOT, chunks))
+            slots = locations.ranges_in(MemoryKind.SLOT, chunks)
+            self._instructions += make_copies(locations.current_ranges(chunks), slots)
             locations.mark_at_home(chunks)
 
     def lower_round(self, t: int, steps: Sequence[Step]) -> None:

@@ -27,7 +27,7 @@ from hpccoll.runtime.progress import InFlight
 from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import Selection
 
-# The number of an instruction, a call that carries out (a part of) it, and the request for which the call waits or None.
+# The number of an instruction, a call that carries out a part of it, and the request for which the call waits or None.
 MessageStep: TypeAlias = tuple[int, BoundCall, MPI.Request | None]
 
 

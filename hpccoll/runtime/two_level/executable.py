@@ -62,7 +62,11 @@ class PipelineExecutable(NativeExecutable):
 
 
 def _run(
-    context: Context, begin: Callable[[], int], start: Callable[[int, int, object], RunInQueue], source: int, result: int
+    context: Context,
+    begin: Callable[[], int],
+    start: Callable[[int, int, object], RunInQueue],
+    source: int,
+    result: int,
 ) -> None:
     """Start a run on the addresses of an input and output, record it, and wait for its end."""
     with context.state.record(begin):
