@@ -88,7 +88,7 @@ def _check_arrays(
     operation: Operation, x: Any, out: Any, rank: int, n: int, root: int, counts: BlockCounts | None
 ) -> CheckedArrays:
     """Return the checked arrays of a call; allocate the output if the user passed none."""
-    rows, taken = ((), ()) if counts is None else _parse_rows(operation, counts, n)
+    rows, taken = ((), ()) if counts is None else parse_rows(operation, counts, n)
     if operation is Operation.BARRIER:
         return None, None, None, 0, False
     if operation is Operation.SCATTER and rank != root:
@@ -120,7 +120,7 @@ def _check_arrays(
     return source, result, value, count, out is not None
 
 
-def _parse_rows(operation: Operation, counts: BlockCounts, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def parse_rows(operation: Operation, counts: BlockCounts, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the rows of each rank's block, and those that an all_to_all receives from each rank (else none)."""
     if not operation.has_blocks:
         raise UsageError(f"{operation.value} has no blocks per rank; leave out counts")

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 from hpccoll.errors import UsageError
 from hpccoll.native import CallTable, HostCall
 from hpccoll.plan import Operation
-from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape
+from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape, parse_rows
 from hpccoll.runtime.arrays import is_torch_tensor
 from hpccoll.runtime.collective_call import CollectiveCall, describe_call
 from hpccoll.runtime.executable import Executable
@@ -233,7 +233,7 @@ class CallCache:
             return False
         if similar is None:
             return False
-        resized = _resize(*similar, x, counts)
+        resized = _resize(*similar, x, counts, self._rank)
         return resized is not None and self._add_library(*resized, request, asynchronous=asynchronous)
 
     def keep(self, executable: Executable) -> None:
@@ -287,20 +287,27 @@ class CallCache:
 
 
 def _resize(
-    library: LibraryCall, arrays: Arrays, x: Any, counts: BlockCounts | None
+    library: LibraryCall, arrays: Arrays, x: Any, counts: BlockCounts | None, rank: int
 ) -> tuple[LibraryCall, Arrays] | None:
-    """Return a library call and its arrays for the size of `x` and other counts; None if counts are invalid or 0."""
+    """Return a library call and its arrays for the size of `x` and other counts; None if counts are invalid or 0.
+
+    On a rank without input, `x` is the output.
+    """
     if counts is None:
         nbytes, result_nbytes = x.nbytes, arrays.result_nbytes * x.nbytes // arrays.nbytes
         count = nbytes // (arrays.itemsize * arrays.divisor)
         return (library.resize(count), replace(arrays, nbytes=nbytes, result_nbytes=result_nbytes)) if count else None
-    resized = library.resize_blocks(tuple(x.shape), counts)
-    if resized is None:
+    try:
+        rows, taken = parse_rows(arrays.operation, counts, arrays.ranks)
+    except UsageError:
         return None
-    other, rows = resized
-    row_bytes = math.prod(x.shape[1:]) * arrays.itemsize
-    result_nbytes = rows * row_bytes if arrays.in_given or arrays.has_new else 0
-    return other, replace(arrays, nbytes=x.nbytes, result_nbytes=result_nbytes, rows=x.shape[0], new_rows=rows)
+    total, own, gathers, row = sum(rows), rows[rank], arrays.operation in _GATHERS, math.prod(x.shape[1:])
+    if x.shape[0] != (own if gathers or not library.has_source else total):
+        return None
+    new = sum(taken) if taken else total if gathers else own
+    result_nbytes = new * row * arrays.itemsize if arrays.in_given or arrays.has_new else 0
+    sizes = {"nbytes": x.nbytes, "result_nbytes": result_nbytes, "rows": x.shape[0], "new_rows": new}
+    return library.resize(tuple(count * row for count in (*rows, *taken))), replace(arrays, **sizes)
 
 
 def _run_on_arrays(run: Callable[[int, int], None], x: Any, result: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from mpi4py import MPI
 from hpccoll.errors import UsageError
 from hpccoll.native import MpiCall, MpiFunctions, NodeBarrier
 from hpccoll.plan import Count, Operation
-from hpccoll.runtime.arguments import BlockCounts, parse_counts
 from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall, count_elements, describe_call
@@ -50,6 +48,9 @@ class LibraryCall:
         call: a call of this kind.
         in_place: whether input and output share memory where both have the same elements.
         asynchronous: whether `start` carries out the calls.
+
+    Attributes:
+        has_source: whether this rank has an input.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class LibraryCall:
         self._operation, self._dtype, self._root = call.operation, call.dtype, call.root
         self._reduction, self._on_device = call.reduction, call.module.on_device
         self._method, self._in_place = get_method(call.operation, call.count), in_place
-        self._has_source, self._has_result = call.source is not None, call.result is not None
+        self.has_source, self._has_result = call.source is not None, call.result is not None
         self._divides = call.reduction.divides and self._has_result
         # The library copies the block that a rank sends to itself if it is asked for. It may be device memory.
         self._copies_own_block = call.is_uneven_exchange and not call.library and not self._on_device
@@ -82,31 +83,11 @@ class LibraryCall:
         self._description = replace_count(self._description, count_elements(self._operation, count))
         self._natives: dict[tuple[bool, bool], MpiCall] = {}
 
-    def resize(self, count: int) -> LibraryCall:
-        """Return a `LibraryCall` for another number of elements, of the vector or of every block."""
+    def resize(self, count: Count) -> LibraryCall:
+        """Return a `LibraryCall` for another number of elements, of the vector or of every block, or of each block."""
         other = copy(self)
         other.set_count(count)
         return other
-
-    def resize_blocks(self, shape: tuple[int, ...], counts: BlockCounts) -> tuple[LibraryCall, int] | None:
-        """Return a `LibraryCall` for other numbers of rows, and the number of rows of its result.
-
-        `shape` is that of the input, or of the output if there is no input. Return None if it does not match `counts`.
-        """
-        exchanges = self._operation is Operation.ALL_TO_ALL
-        try:
-            rows = parse_counts(self._operation, "counts", counts[0], self._ranks)
-            taken = parse_counts(self._operation, "out_counts", counts[1], self._ranks) if exchanges else rows
-        except UsageError:
-            return None
-        total, own = sum(rows), rows[self._rank]
-        gathers = self._operation in (Operation.ALL_GATHER, Operation.GATHER)
-        scatters = self._operation is Operation.SCATTER
-        if shape[0] != (own if gathers or (scatters and not self._has_source) else total):
-            return None
-        row, other = math.prod(shape[1:]), copy(self)
-        other.set_count(tuple(count * row for count in ((*rows, *taken) if exchanges else rows)))
-        return other, sum(taken) if exchanges or gathers else own
 
     def make_call(self) -> MpiCall | Callable[[Any, Any], None]:
         """Return what carries out blocking calls of this kind: a native call, or a function of input and output."""
@@ -245,7 +226,7 @@ class LibraryCall:
             receives: whether the output has elements.
         """
         operation = self._operation
-        source = _THE_INPUT if self._has_source and sends else _NOTHING
+        source = _THE_INPUT if self.has_source and sends else _NOTHING
         result = _THE_OUTPUT if self._has_result and receives else _NOTHING
         if operation is Operation.BARRIER:
             return _NOTHING, _NOTHING
