@@ -213,8 +213,8 @@ class CallCache:
             return
         is_shared = selection.algorithm.uses_shared_memory
         executable = self._make_executable(call, selection) if is_shared or not asynchronous else None
-        native = executable and executable.get_native()
-        if native is not None and asynchronous:
+        native = None if executable is None else executable.get_native()
+        if executable is not None and native is not None and asynchronous:
             description = describe_call(self._library.state, call, selection.algorithm, asynchronous=True)
             start = PlanStart(operation.value, description, executable.make_start())
             arrays.add_to(self.asynchronous, request, start)

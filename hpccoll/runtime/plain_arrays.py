@@ -31,4 +31,3 @@ def get_address(x: Any) -> int:
 def as_mpi_buffer(x: Any) -> Any:
     """Return a plain array's memory as an object that mpi4py accepts."""
     return x if type(x) is np.ndarray else MPI.buffer.fromaddress(x.data_ptr(), x.nbytes)
-

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar
 
 from hpccoll.errors import HpccollError
 from hpccoll.native import MessageRun, QueuedRun
@@ -19,15 +18,13 @@ from hpccoll.runtime.arrays import BoundCall, run_all
 from hpccoll.runtime.progress import InFlight
 
 
-RunT = TypeVar("RunT", QueuedRun, MessageRun)
-
-
-class NativeRun(InFlight, Generic[RunT]):
+class NativeRun(InFlight):
     """A native run of a plan in flight, which the progress thread advances, too."""
 
     __slots__ = ("native",)
+    native: QueuedRun | MessageRun
 
-    def __init__(self, native: RunT) -> None:
+    def __init__(self, native: QueuedRun | MessageRun) -> None:
         super().__init__()
         self.native = native
 
@@ -44,7 +41,7 @@ class NativeRun(InFlight, Generic[RunT]):
         self.native.abandon()
 
 
-class RunInQueue(NativeRun[QueuedRun]):
+class RunInQueue(NativeRun):
     """A native run of a queue, which follows the runs before it, and leaves the queue when it is done.
 
     Args:
@@ -52,6 +49,7 @@ class RunInQueue(NativeRun[QueuedRun]):
     """
 
     __slots__ = ("_buffers", "_is_marked", "_queue")
+    native: QueuedRun
 
     def __init__(self, native: QueuedRun, queue: deque[RunInQueue], buffers: Sequence[tuple[int, int]]) -> None:
         super().__init__(native)

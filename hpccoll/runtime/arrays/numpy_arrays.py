@@ -95,10 +95,11 @@ class NumPyModule:
 def _bind(reducer: Reducer, left: FlatArray, right: FlatArray, out: FlatArray) -> BoundCall:
     """Return a function that computes out = left op right in native code, and keeps the arrays alive."""
     arrays = left, right, out
+    one, other, result = (array.__array_interface__["data"][0] for array in arrays)
 
     def run() -> None:
         """Compute all elements of `out`."""
-        reducer(*(array.__array_interface__["data"][0] for array in arrays), out.nbytes)
+        reducer(one, other, result, arrays[-1].nbytes)
 
     return run
 

@@ -185,9 +185,7 @@ class MessageExecutable(PlanExecutable):
         """Return the generator `message_calls` for this program and memory."""
         context, module = self._context, self._call.module
         pinned = module.on_device and not context.takes_device_memory()
-        return message_calls(
-            self._program, self._space, context.comm, self._tag, persistent=persistent, pinned=pinned
-        )
+        return message_calls(self._program, self._space, context.comm, self._tag, persistent=persistent, pinned=pinned)
 
 
 class MessageRun(InFlight):
@@ -203,9 +201,7 @@ class MessageRun(InFlight):
 
     __slots__ = ("_after", "_module", "_steps", "_stream", "_test")
 
-    def __init__(
-        self, steps: Iterator[MessageStep], after: tuple[BoundCall, ...], module: ArrayModule
-    ) -> None:
+    def __init__(self, steps: Iterator[MessageStep], after: tuple[BoundCall, ...], module: ArrayModule) -> None:
         super().__init__()
         self._steps, self._after = steps, after
         self._module, self._stream = module, module.join_stream(None)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-from hpccoll.native import MemoryTable, MessageCall, MessageRun, Program
+from hpccoll.native import MemoryTable, MessageCall, Program
 from hpccoll.runtime.arrays import BoundCall, ScratchPool, run_all
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import make_locate, make_rows
@@ -45,7 +45,7 @@ class NativeMessageExecutable(NativeExecutable):
         """Return a function that does the local work before the plan and starts a run; see `NativeExecutable`."""
         native = make_message_call(self._kind, ScratchPool())
 
-        def start(source: int, result: int, keep: object) -> NativeRun[MessageRun]:
+        def start(source: int, result: int, keep: object) -> NativeRun:
             """Start a run at these addresses; its `advance` posts the messages."""
             run_all(self._before)
             return NativeRun(native.start(source, result, self._tag, keep))

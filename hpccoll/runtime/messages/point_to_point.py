@@ -75,7 +75,8 @@ class PointToPoint:
             return self._skip(x, tag, None if sends else x, writable=not sends)
         named, start = sends or peer != ANY_SOURCE, self._comm.Isend if sends else self._comm.Irecv
         self.require_peer("dest" if sends else "source", peer if named else 0, tag)
-        rank, last, keep = peer if named else None, list[BoundCall](), (x,)
+        rank, last = peer if named else None, list[BoundCall]()
+        keep: tuple[Any, ...] = (x,)
         name, peers, description = self._name_message(sends, rank)
         key = self._find_plain(sends, x, rank, tag)
         if key in self._plain:
@@ -83,8 +84,8 @@ class PointToPoint:
             segments = [MPI.buffer(as_mpi_buffer(x))]
         else:
             buffer = as_buffer(x, "x", writable=not sends)
-            if buffer.nbytes > LONGEST_SEGMENT and not named:
-                raise UsageError(f"x has {buffer.nbytes} bytes; pass source for messages of more than {LONGEST_SEGMENT}")
+            if (nbytes := buffer.nbytes) > LONGEST_SEGMENT and not named:
+                raise UsageError(f"x has {nbytes} bytes; pass source for messages of more than {LONGEST_SEGMENT}")
             record = self._state.start_message(name, self._describe(sends, buffer, rank, tag, key), peers)
             module, host = buffer.module, self._take_pinned(buffer)
             if host is not None and sends:

@@ -110,7 +110,7 @@ def make_node_locate(
             return first_slot + node.ranks.index(node.rank if place.owner == OWN else place.owner)
         return first_slot + len(node.ranks) + 2 * node.others.index(place.owner) + USER_MEMORY.index(place.memory)
 
-    return make_locate(program.work, itemsize, find_shared, offsets and offsets.find_start)
+    return make_locate(program.work, itemsize, find_shared, None if offsets is None else offsets.find_start)
 
 
 def _make_tables(node: NodeMemory, scratch: FlatArray, *, in_entry: bool) -> tuple[MemoryTable, MemoryTable]:

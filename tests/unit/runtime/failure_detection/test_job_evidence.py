@@ -164,7 +164,7 @@ def test_rank_that_goes_on_after_a_stop_was_not_stopped(tmp_path):
 
 def test_one_rank_explains_different_calls(tmp_path):
     recorders = [record(tmp_path, rank, ["barrier" if rank == 1 else "scan"]) for rank in range(3)]
-    watchdogs = [Watchdog(recorder, "", None, bool) for recorder in recorders]
+    watchdogs = [Watchdog(recorder, "", None, lambda: None) for recorder in recorders]
     texts = [watchdog.explain_mismatch() for watchdog in watchdogs]
     assert "Guilty: rank 1 made another call" in (texts[0] or "")
     assert texts[1:] == [None, None]
