@@ -111,7 +111,7 @@ class PlanKind:
         *,
         divides: bool,
         bounce: int = -1,
-        requests: int = 0,
+        requests: int | None = None,
     ) -> NativeProgram:
         """Return the native program of rows of instructions.
 
@@ -120,7 +120,7 @@ class PlanKind:
             shared: bytes of each memory that other ranks own or access.
             divides: whether the program divides the result, if the reduction is `avg`.
             bounce: where the buffer for memory of other processes is in scratch memory; negative if there is none.
-            requests: the number of requests of the messages.
+            requests: the number of requests of the messages; None for a program without messages.
         """
         call, ranks, result, divider = self.call, self.context.comm.size, self.nbytes[RESULT], None
         if divides and call.reduction.divides and result:
@@ -128,7 +128,8 @@ class PlanKind:
             divider = make_reducer("divide", call.dtype, ranks)
         reducer = make_reducer(call.reduction.function, call.dtype) if call.operation.reduces else None
         words, limits = np.array(rows, np.int64).reshape(-1, 8), np.array([*self.nbytes, scratch, *shared], np.int64)
-        return NativeProgram(words, limits, reducer, divider, TILE_BYTES, bounce, requests, ranks)
+        messages = (0, 0) if requests is None else (requests, ranks)
+        return NativeProgram(words, limits, reducer, divider, TILE_BYTES, bounce, *messages)
 
     def make_key(self, form: str) -> tuple[Hashable, ...]:
         """Return the key of a native call in `Context.native`; `form` names a variant, such as `staged`."""
