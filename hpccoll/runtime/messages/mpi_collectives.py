@@ -111,28 +111,27 @@ class MpiCollectives:
 
     def run(self, call: CollectiveCall) -> None:
         """Run a collective once and return when this rank's part is done; `can_run(call)` must be true."""
-        self.bind_run(call)()
+        self._run(*self._translate(call))
 
     def bind_run(self, call: CollectiveCall) -> BoundCall:
-        """Return a function that runs a collective; `can_run(call)` must be true."""
-        call, kind, before, after = self._translate(call)
-        module, addresses = call.module, _get_addresses(call)
+        """Return a function that runs a collective on the buffers of `call`, and keeps them alive."""
+        return partial(self._run, *self._translate(call))
 
-        def run() -> None:
-            """Run the collective on the buffers of `call`, which this function keeps alive."""
-            run_all(before)
-            is_nonblocking = self.uses_non_blocking and not module.on_device
-            is_recorded = is_nonblocking or not self.progress.operations
-            native = kind.get_native(is_nonblocking=is_nonblocking, is_recorded=is_recorded)
-            function = module.bind_device(partial(native, *addresses))
-            if is_recorded:
-                function()
-            else:  # in another thread, whose end must not change what this thread records after an exception
-                with self.state.record(partial(self.state.begin, kind.name, kind.description)):
-                    self.progress.call(function)
-            run_all(after)
-
-        return run
+    def _run(
+        self, call: CollectiveCall, kind: LibraryCall, before: tuple[BoundCall, ...], after: tuple[BoundCall, ...]
+    ) -> None:
+        """Run a collective; the arguments are the result of `_translate`."""
+        run_all(before)
+        is_nonblocking = self.uses_non_blocking and not call.module.on_device
+        is_recorded = is_nonblocking or not self.progress.operations
+        native = kind.get_native(is_nonblocking=is_nonblocking, is_recorded=is_recorded)
+        function = call.module.bind_device(partial(native, *_get_addresses(call)))
+        if is_recorded:
+            function()
+        else:  # in another thread, whose end must not change what this thread records after an exception
+            with self.state.record(partial(self.state.begin, kind.name, kind.description)):
+                self.progress.call(function)
+        run_all(after)
 
     def start(self, call: CollectiveCall) -> MpiTransfer:
         """Start a collective and return at once; `can_run(call)` must be true."""
