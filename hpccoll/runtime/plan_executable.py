@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import numpy as np
-
 from hpccoll.native import EntryRing
-from hpccoll.native import Program as NativeProgram
 from hpccoll.runtime.arrays import FlatArray, ScratchPool
-from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.collective_call import (
     CollectiveCall,
     bind_epilogue,
@@ -22,9 +17,8 @@ from hpccoll.runtime.collective_call import (
     without_arrays,
 )
 from hpccoll.runtime.executable import Executable
-from hpccoll.runtime.instructions import RESULT, TILE_BYTES, Row, divide_row
 from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.progress import InFlight, Progress
+from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.selection import Selection
 
@@ -103,34 +97,6 @@ class PlanKind:
         shape = call.root, call.count, call.dtype.itemsize, self.in_place, call.module.on_device
         return self.context.lower(self.algorithm, self.chunks, *shape, staged, sizes)
 
-    def make_program(
-        self,
-        rows: list[Row],
-        scratch: int,
-        shared: Sequence[int] = (),
-        *,
-        divides: bool,
-        bounce: int = -1,
-        requests: int | None = None,
-    ) -> NativeProgram:
-        """Return the native program of rows of instructions.
-
-        Args:
-            scratch: bytes of scratch memory.
-            shared: bytes of each memory that other ranks own or access.
-            divides: whether the program divides the result, if the reduction is `avg`.
-            bounce: where the buffer for memory of other processes is in scratch memory; negative if there is none.
-            requests: the number of requests of the messages; None for a program without messages.
-        """
-        call, ranks, result, divider = self.call, self.context.comm.size, self.nbytes[RESULT], None
-        if divides and call.reduction.divides and result:
-            rows = [*rows, divide_row(result)]
-            divider = make_reducer("divide", call.dtype, ranks)
-        reducer = make_reducer(call.reduction.function, call.dtype) if call.operation.reduces else None
-        words, limits = np.array(rows, np.int64).reshape(-1, 8), np.array([*self.nbytes, scratch, *shared], np.int64)
-        messages = (0, 0) if requests is None else (requests, ranks)
-        return NativeProgram(words, limits, reducer, divider, TILE_BYTES, bounce, *messages)
-
     def make_key(self, form: str) -> tuple[Hashable, ...]:
         """Return the key of a native call in `Context.native`; `form` names a variant, such as `staged`."""
         call = self.call
@@ -201,55 +167,3 @@ class PlanExecutable(Executable):
         super().free()
         self._before, self._after = (), ()
         self._call = without_arrays(self._call)
-
-
-class NativeExecutable(PlanExecutable):
-    """The base class of executables whose plans run in native code, on the addresses of input and output."""
-
-    __slots__ = ("_addresses", "_native")
-
-    def __init__(
-        self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
-    ) -> None:
-        super().__init__(context, call, selection, scratch)
-        self._after = ()  # the native code divides
-        source, result = (buffer.address if buffer else 0 for buffer in (self._call.source, self._call.result))
-        self._addresses = source, result
-        self._native: Callable[[int, int], object] | None = None
-
-    def get_native(self) -> Callable[[int, int], object] | None:
-        """Return a function that runs this plan on the addresses of other arrays in memory of the same kind.
-
-        Return None if there is local work before the plan.
-        """
-        return None if self._before else self._find_native()
-
-    @abstractmethod
-    def _find_native(self) -> Callable[[int, int], object]:
-        """Return the function that runs the plan on the addresses of an input and an output."""
-
-    @abstractmethod
-    def make_start(self) -> Callable[[int, int, object], InFlight]:
-        """Return a function that starts a run on the addresses of an input and output in memory of the same kind.
-
-        The function returns the run in flight; its third argument is an object that is kept alive until the run's end.
-        """
-
-    def run(self) -> None:
-        """Run the collective once, and block until this rank's part of it is complete."""
-        self._require_live()
-        for step in self._before:
-            step()
-        if self._native is None:
-            self._native = self._find_native()
-        self._native(*self._addresses)
-
-    def start(self) -> InFlight:
-        """Start a run on this executable's buffers, which are kept alive until its end."""
-        self._require_live()
-        return self.make_start()(*self._addresses, self._call)
-
-    def free(self) -> None:
-        """Free the executable; a later run raises UsageError. A run in flight goes on."""
-        super().free()
-        self._native = None

@@ -58,14 +58,10 @@ class PinnedMemory:
 def message_calls(
     program: Program, space: AddressSpace, comm: MPI.Intracomm, tag: int, *, persistent: bool, pinned: bool
 ) -> Iterator[MessageStep]:
-    """Yield the calls that carry out a program, in order.
+    """Yield the calls that carry out a program in `space`, with messages on `comm`.
 
-    Args:
-        space: the memory of the program.
-        comm: where messages are sent and received, with the tag `tag`.
-        persistent: whether the calls start persistent requests, so that they can be made many times. Otherwise this
-            function posts the messages itself, and each call must be made before the next one is taken.
-        pinned: whether messages pass through pinned host memory, because MPI does not accept device memory.
+    If `persistent`, the calls start persistent requests, and can be made many times. Otherwise this function posts the
+    messages, so each call must be made before the next is taken. If `pinned`, messages pass through pinned host memory.
     """
     module, staging = space.module, PinnedMemory(space.module) if pinned else None
     send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)

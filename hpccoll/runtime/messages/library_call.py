@@ -112,13 +112,10 @@ class LibraryCall:
         Raises:
             UsageError: the counts need 64 bits, and the MPI library has no function for such counts.
         """
-        library, progress, state, form = self._library, self._library.progress, self._library.state, passed
+        library, progress, state = self._library, self._library.progress, self._library.state
+        form = passed or self._get_form()
         is_large = self._find_largest_count() > MOST_ELEMENTS
         function = self._find_function(is_nonblocking=is_nonblocking, is_large=is_large)
-        if form is None:
-            op = library.ops.get(self._dtype, self._reduction) if self._operation.reduces else MPI.OP_NULL
-            datatype = get_datatype(self._operation, self._dtype, self._reduction)
-            form = PassedForm(get_mpi_functions(), datatype, op)
         own = find_own_block(self._count, self._dtype.itemsize, self._rank) if self._copies_own_block else None
         count, sizes, places = self._list_sizes(is_large=is_large, skips_own=own is not None)
         # A fence before the non-blocking form would wait for ranks that first complete operations in flight.
@@ -163,6 +160,11 @@ class LibraryCall:
         request = self.get_native(is_nonblocking=True).start(source, result)
         description = f"rank {self._rank}: MPI's {self.name}"
         return MpiTransfer(description, [MPI.Request.fromhandle(request)], list(last), (), keep)
+
+    def _get_form(self) -> PassedForm:
+        """Return what calls of hpccoll pass to MPI."""
+        op = self._library.ops.get(self._dtype, self._reduction) if self._operation.reduces else MPI.OP_NULL
+        return PassedForm(get_mpi_functions(), get_datatype(self._operation, self._dtype, self._reduction), op)
 
     def _find_largest_count(self) -> int:
         """Return the largest count or displacement that MPI gets, in elements."""

@@ -12,8 +12,9 @@ from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import make_locate, make_rows
 from hpccoll.runtime.messages.executable import MessageExecutable
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
+from hpccoll.runtime.native_plan import NativeExecutable, make_program
 from hpccoll.runtime.plain_arrays import get_address
-from hpccoll.runtime.plan_executable import BLOCKING_TAG, Context, NativeExecutable, PlanKind
+from hpccoll.runtime.plan_executable import BLOCKING_TAG, Context, PlanKind
 from hpccoll.runtime.progress import InFlight
 from hpccoll.runtime.queued_run import NativeRun
 from hpccoll.selection import Selection
@@ -89,4 +90,4 @@ def _make_program(kind: PlanKind) -> Program:
         program.instructions, make_locate(program.work, itemsize), itemsize, program.round_starts
     )
     scratch = (program.work + program.landing) * itemsize
-    return kind.make_program(rows, scratch, divides=True, requests=requests)
+    return make_program(kind, rows, scratch, divides=True, requests=requests)

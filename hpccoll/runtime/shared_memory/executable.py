@@ -16,10 +16,11 @@ from hpccoll.errors import UsageError
 from hpccoll.native import REMOTE_TILE_BYTES, DirectCall, MemoryTable, NodeRun, StagedCall
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import FIRST_SHARED, make_rows
+from hpccoll.runtime.native_plan import NativeExecutable, make_program
 from hpccoll.runtime.node_memory.node import compute_fingerprint
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plain_arrays import get_address
-from hpccoll.runtime.plan_executable import Context, NativeExecutable, PlanKind
+from hpccoll.runtime.plan_executable import Context, PlanKind
 from hpccoll.runtime.queued_run import RunInQueue, bind_start
 from hpccoll.runtime.shared_memory.access import can_access_in_place, get_peers, list_peer_bytes
 from hpccoll.runtime.shared_memory.staged import get_staged_call, make_node_locate
@@ -78,8 +79,13 @@ def _make_direct_call(kind: PlanKind) -> DirectCall:
     locate = make_node_locate(node, program, itemsize, FIRST_SHARED - len(node.ranks))
     used = -(-(program.work + program.landing) * itemsize // 16) * 16
     nbytes = used + 2 * REMOTE_TILE_BYTES
-    native = kind.make_program(
-        make_rows(program.instructions, locate, itemsize)[0], nbytes, list_peer_bytes(kind), divides=True, bounce=used
+    native = make_program(
+        kind,
+        make_rows(program.instructions, locate, itemsize)[0],
+        nbytes,
+        list_peer_bytes(kind),
+        divides=True,
+        bounce=used,
     )
     scratch = context.shared_scratch.take(call.module, call.dtype, nbytes // itemsize)
     peers = [0] * (2 * len(node.others))

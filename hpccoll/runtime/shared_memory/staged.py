@@ -16,6 +16,7 @@ from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import FIRST_SHARED, Locate, Row, make_locate, make_rows
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange
 from hpccoll.runtime.lowering import Program as LoweredProgram
+from hpccoll.runtime.native_plan import make_program
 from hpccoll.runtime.node_memory.node import NodeMemory, compute_fingerprint
 from hpccoll.runtime.node_memory.node_barrier import ENTRY_PAYLOAD_AT, ENTRY_PAYLOAD_BYTES
 from hpccoll.runtime.plain_arrays import get_address
@@ -90,7 +91,7 @@ def _make_program(
         locate = make_node_locate(node, program, itemsize, FIRST_SHARED + number % 2 * ranks, offsets)
         rows += make_rows(program.instructions, locate, itemsize)[0]
     scratch = max(program.work + program.landing for program in programs) * itemsize
-    return kind.make_program(rows, scratch, [slot_bytes] * (2 * ranks), divides=True)
+    return make_program(kind, rows, scratch, [slot_bytes] * (2 * ranks), divides=True)
 
 
 def make_node_locate(

@@ -19,10 +19,11 @@ from hpccoll.runtime.backoff import settle
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import FIRST_SHARED, make_rows
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
+from hpccoll.runtime.native_plan import NativeExecutable, make_program
 from hpccoll.runtime.node_memory.node import compute_fingerprint
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plain_arrays import get_address
-from hpccoll.runtime.plan_executable import Context, NativeExecutable, PlanKind
+from hpccoll.runtime.plan_executable import Context, PlanKind
 from hpccoll.runtime.queued_run import RunInQueue, bind_start
 from hpccoll.runtime.shared_memory.access import can_access_in_place, get_peers, list_peer_bytes
 from hpccoll.runtime.shared_memory.staged import make_node_locate
@@ -132,7 +133,7 @@ def _make_pipeline_call(kind: PlanKind, *, direct: bool) -> PipelineCall:
         node.symmetric,
         get_peers(context, "pipeline") if direct else None,
         get_segments(kind, direct=True) if direct else None,
-        kind.make_program([], 0, divides=True) if divides else None,
+        make_program(kind, [], 0, divides=True) if divides else None,
         kind.call.operation.value,
         partial(node.raise_mismatch, arguments),
     )
@@ -152,7 +153,7 @@ def _make_segments(kind: PlanKind, *, direct: bool) -> Segments:
         locate = make_node_locate(node, program, itemsize, FIRST_SHARED, offsets)
         rows, requests = make_rows(program.instructions, locate, itemsize)
         bounce = used if direct else -1
-        programs.append(kind.make_program(rows, stride, shared, divides=False, bounce=bounce, requests=requests))
+        programs.append(make_program(kind, rows, stride, shared, divides=False, bounce=bounce, requests=requests))
     scratch = kind.context.shared_scratch.take(call.module, call.dtype, stride // itemsize * len(node.pipeline_slots))
     peers = [0] * (2 * len(node.others) if direct else 0)
     tables: list[MemoryTable] = []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpccoll.errors import UsageError
 from hpccoll.plan import Plan
-from hpccoll.runtime import plan_executable
+from hpccoll.runtime import native_plan
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction, ScratchPool, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.lowering import Program, lower_plan
@@ -126,7 +126,7 @@ def take_turns(ranks: list[Iterator[None]], seed: int) -> None:
 @pytest.mark.parametrize("algorithm", SHARED, ids=get_name)
 @pytest.mark.parametrize("tile", [3, 1000, mark_full(1)])
 def test_what_runs_in_segments_and_tiles_ends_as_in_replay(algorithm, tile, monkeypatch):
-    monkeypatch.setattr(plan_executable, "TILE_BYTES", tile * ITEMSIZE)
+    monkeypatch.setattr(native_plan, "TILE_BYTES", tile * ITEMSIZE)
 
     @settings(max_examples=6)
     @given(room=st.integers(16, 48), **CASES)
