@@ -58,10 +58,9 @@ class PinnedMemory:
 def message_calls(
     program: Program, space: AddressSpace, comm: MPI.Intracomm, tag: int, *, persistent: bool, pinned: bool
 ) -> Iterator[MessageStep]:
-    """Yield the calls that carry out a program in `space`, with messages on `comm`.
+    """Yield the calls that carry out a program; if `pinned`, messages pass through pinned host memory.
 
-    If `persistent`, the calls start persistent requests, and can be made many times. Otherwise this function posts the
-    messages, so each call must be made before the next is taken. If `pinned`, messages pass through pinned host memory.
+    If `persistent`, the calls start persistent requests, and can be made many times; else each must be made at once.
     """
     module, staging = space.module, PinnedMemory(space.module) if pinned else None
     send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)

@@ -48,8 +48,15 @@ class PipelineExecutable(NativeExecutable):
         self.segments = cut_segments(self._kind)
         self.direct = can_access_in_place(context.node, self._lower(), self._call)
 
+    def run(self) -> None:
+        """Run the collective once; local work before the plan waits for earlier runs on the same arrays."""
+        self._require_live()
+        if self._native is None:
+            self._native = self._find_native()
+        self._native(*self._addresses)
+
     def _find_native(self) -> Callable[[int, int], None]:
-        """Return a function that runs this collective on the addresses of an input and an output."""
+        """Return a function that runs this collective, with the local work before the plan, on two addresses."""
         return partial(_run, self._context, self._begin, self.make_start())
 
     def make_start(self) -> Callable[[int, int, object], RunInQueue]:
