@@ -65,8 +65,8 @@ def bind_calls(name: str, arguments: tuple[Any, ...], plain: Any, ours: Any) -> 
 def make_buffer_case(name: str, nbytes: int, plain: Any, ours: Any) -> Case:
     """Return the case of a collective on arrays of `nbytes` bytes, or with one such block per rank."""
     n, count = plain.size, max(nbytes // 8, 1)
-    block, other = np.zeros(count), np.zeros(count)
-    whole, target = np.zeros(count * n), np.zeros(count * n)
+    block, other = np.ones(count), np.ones(count)  # not np.zeros, whose unwritten pages share memory
+    whole, target = np.ones(count * n), np.ones(count * n)
     arguments: dict[str, tuple[Any, ...]] = {
         "Allreduce": (block, other),
         "Bcast": (block,),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hpccoll.doctor import slurm
 from hpccoll.doctor.clock import check_clock
+from hpccoll.doctor.copies import check_copies
 from hpccoll.doctor.cores import check_cores, check_rank_placement, read_cpu_quota
 from hpccoll.doctor.environment import check_environment, report_network_variables
 from hpccoll.doctor.finding import Check, Finding, Severity, merge_findings, run_check
@@ -22,8 +23,8 @@ from hpccoll.doctor.shared_memory import check_shared_memory
 from hpccoll.doctor.torch_backends import check_torch, is_torch_installed, run_torch_probe
 
 _AREA_ORDER = (
-    *("versions", "mpi", "launcher", "slurm", "cores", "binding", "shared memory", "limits", "clock", "topology"),
-    *("network", "gpu", "cuda ipc", "cuda-aware mpi", "torch", "environment"),
+    *("versions", "mpi", "launcher", "slurm", "cores", "binding", "shared memory", "limits", "clock", "copies"),
+    *("topology", "network", "gpu", "cuda ipc", "cuda-aware mpi", "torch", "environment"),
 )
 
 
@@ -48,6 +49,7 @@ def check_host(ranks: Sequence[RankInfo], limit_s: float) -> HostReport:
     ]
     in_this_process: list[tuple[str, Check]] = [
         ("clock", check_clock),
+        ("copies", check_copies),
         ("cores", check_cores),
         ("shared memory", check_shared_memory),
         ("topology", check_topology),

@@ -129,7 +129,9 @@ int attend_in_wait(PyObject *attend) {
 // Continues a wait that has lasted a few microseconds: lets other threads of Python run, handles signals, and advances
 // the operations in flight.
 static int wait_long(NodeBarrierObject *barrier, Line *line, uint64_t count) {
-    int64_t spin_ns = barrier->oversubscribed ? 0 : SPIN_NS, yield_ns = YIELD_NS, limit_ns = FIRST_LIMIT_NS;
+    Counter *counter = &barrier->base.counter;
+    bool spins = !barrier->oversubscribed && !shares_core(line_of(counter, counter->row), line);
+    int64_t spin_ns = spins ? SPIN_NS : 0, yield_ns = YIELD_NS, limit_ns = FIRST_LIMIT_NS;
     bool is_busy = PyDict_GET_SIZE(barrier->in_flight) || PyDict_GET_SIZE(barrier->transfers);
     if (is_busy) {
         limit_ns = 0;

@@ -54,6 +54,14 @@ static const char *check_move(const Instructions *program, const Instruction *st
     return NULL;
 }
 
+// Checks a claim, which stores what it has read: to memory of a rank of the node that this process maps.
+static const char *check_claim(const Instructions *program, const Instruction *step) {
+    if (step->left < FIRST_SHARED || !is_inside(program, step->left, step->left_offset, step->nbytes)) {
+        return "the lines to claim are in no shared memory";
+    }
+    return NULL;
+}
+
 static const char *check_tile(const Instructions *program, int64_t at) {
     int64_t members = program->instructions[at].nbytes;
     if (members < 1 || members > program->count - at - 1) {
@@ -61,7 +69,7 @@ static const char *check_tile(const Instructions *program, int64_t at) {
     }
     const Instruction *first = &program->instructions[at + 1];
     for (int64_t i = 0; i < members; i++) {
-        if (first[i].code < COPY || first[i].code > DIVIDE || first[i].nbytes != first->nbytes) {
+        if (first[i].code < COPY || first[i].code > CLAIM || first[i].nbytes != first->nbytes) {
             return "the group has a fence, another group, or instructions of different sizes";
         }
     }
@@ -123,6 +131,9 @@ static const char *check_all(const Instructions *program, int64_t *at, char *sta
         case REDUCE:
         case DIVIDE:
             problem = check_move(program, step);
+            break;
+        case CLAIM:
+            problem = check_claim(program, step);
             break;
         case TILE:
             problem = check_tile(program, *at);

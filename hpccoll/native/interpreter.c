@@ -7,6 +7,8 @@
 #include <sys/uio.h>
 #endif
 
+#include "copies.h"
+
 static char *address_of(const Memories *memories, int64_t memory) {
     return memory == INPUT ? memories->input : memory == OUTPUT ? memories->output : memories->addresses[memory];
 }
@@ -35,12 +37,19 @@ static Outcome transfer(pid_t process, char *local, char *remote, size_t nbytes,
     return REMOTE_FAILED;
 }
 
-// Executes bytes `begin` to `begin + nbytes` of a copy or reduction.
+// Executes bytes `begin` to `begin + nbytes` of a copy, reduction or claim.
 static Outcome execute_part(const Instructions *program, const Memories *memories, const Instruction *step,
                             int64_t begin, size_t nbytes, Report *report) {
     char *left = address_of(memories, step->left) + step->left_offset + begin;
+    pid_t left_process = process_of(memories, step->left);
+    if (step->code == CLAIM) {  // the check has not looked at the other operands
+        if (!left_process) {
+            claim_lines(left, nbytes);
+        }
+        return EXECUTED;
+    }
     char *out = address_of(memories, step->out) + step->out_offset + begin;
-    pid_t left_process = process_of(memories, step->left), out_process = process_of(memories, step->out);
+    pid_t out_process = process_of(memories, step->out);
     if (step->code == COPY) {
         if (left_process) {
             return transfer(left_process, out, left, nbytes, false, step->left, report);
@@ -48,7 +57,7 @@ static Outcome execute_part(const Instructions *program, const Memories *memorie
         if (out_process) {
             return transfer(out_process, left, out, nbytes, true, step->out, report);
         }
-        memmove(out, left, nbytes);  // the operands may coincide
+        copy_bytes(out, left, nbytes);  // the operands may coincide
         return EXECUTED;
     }
     if (out_process) {  // reductions write to memory of this process only
@@ -81,7 +90,7 @@ static int64_t tile_of(const Instructions *program, const Memories *memories, co
                        int64_t members) {
     bool reduces = false, is_remote = false;
     for (int64_t i = 0; i < members; i++) {
-        reduces |= first[i].code != COPY;
+        reduces |= first[i].code == REDUCE || first[i].code == DIVIDE;
         is_remote |= process_of(memories, first[i].left) || process_of(memories, first[i].out);
         is_remote |= first[i].code == REDUCE && process_of(memories, first[i].right);
     }

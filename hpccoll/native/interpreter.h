@@ -14,6 +14,7 @@ typedef enum {
     COPY,    // out = left
     REDUCE,  // out = left op right
     DIVIDE,  // out = left / number
+    CLAIM,   // claims the cache lines of `left` for this core (copies.h)
     TILE,    // the next `nbytes` instructions run tile by tile: all on the first tile, then all on the next
     FENCE,   // `execute` stops at this and all later codes
     RECEIVE, // begins to receive `out` from rank `right`; `right_offset` is the number of the request

@@ -54,6 +54,18 @@ void post_count(Line *own, uint64_t count) {
     }
 }
 
+bool shares_core(Line *own, Line *other) {
+#ifdef __linux__
+    uint32_t core = (uint32_t)(sched_getcpu() + 1);
+    // relaxed: no data depends on the number, and an old one costs a yield or a vain spin
+    atomic_store_explicit(&own->core, core, memory_order_relaxed);
+    return core && atomic_load_explicit(&other->core, memory_order_relaxed) == core;
+#else
+    (void)own, (void)other;
+    return false;
+#endif
+}
+
 bool spin_until(Line *line, uint64_t count, unsigned polls) {
     for (unsigned poll = 0; poll < polls; poll++) {
         if (has_reached(line, count)) {

@@ -27,7 +27,7 @@ typedef struct {
     _Atomic uint64_t count;
     _Atomic uint64_t entries[ENTRIES][ENTRY_WORDS];
     _Atomic uint32_t sleepers;
-    uint32_t unused;
+    _Atomic uint32_t core;  // 1 + the number of the core on which the rank last waited for long; 0: not known
 } Line;
 
 _Static_assert(sizeof(Line) == LINE_WORDS * 8, "a line has eight words");
@@ -67,6 +67,11 @@ static inline bool have_all_arrived(const Counter *counter) {
     }
     return true;
 }
+
+// Notes the core of this rank in its line; returns whether the rank of `other` last waited for long on the same core. It
+// then cannot arrive while this rank spins. The schedulers of some virtual machines leave two ranks on one core for
+// seconds while another core is idle.
+bool shares_core(Line *own, Line *other);
 
 // Polls a line `polls` times without a pause of the core's work; returns whether the count was reached.
 bool spin_until(Line *line, uint64_t count, unsigned polls);

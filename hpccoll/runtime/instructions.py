@@ -6,7 +6,7 @@ in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from hpccoll.runtime.lowering import (
@@ -22,11 +22,12 @@ from hpccoll.runtime.lowering import (
     Wait,
 )
 
-COPY, REDUCE, DIVIDE, TILE, FENCE = range(5)  # the codes of native/interpreter.h
-_RECEIVE, _SEND, _WAIT, _ROUND = range(5, 9)
+COPY, REDUCE, DIVIDE, CLAIM, TILE, FENCE = range(6)  # the codes of native/interpreter.h
+_RECEIVE, _SEND, _WAIT, _ROUND = range(6, 10)
 SOURCE, RESULT, SCRATCH, FIRST_SHARED = range(4)  # the numbers of memories; those of the node's ranks follow
 _NUMBERS: Final = (SOURCE, RESULT, SCRATCH, SCRATCH)  # of this rank's memories, in the order of MemoryKind
 TILE_BYTES: Final = 128 * 2**10  # fits the second-level cache with its operands
+LEAST_CLAIM_BYTES: Final = 4 * 2**10  # of a range whose cache lines are claimed; shorter ones gain nothing
 Row: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 Locate: TypeAlias = Callable[[MemoryRange], tuple[int, int]]  # the number of a memory, and the offset in bytes
 
@@ -89,6 +90,33 @@ def _split_groups(instructions: Sequence[Reduce | Copy]) -> list[list[Reduce | C
         else:
             groups.append([instruction])
     return groups
+
+
+def claim_reads(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows, with claims of the slot ranges that this rank reads and never writes (native/copies.h).
+
+    A claim joins the group of the row that reads the range, so that it runs while the lines are in the cache.
+    """
+    written = [row for row in rows if row[0] in (COPY, REDUCE) and row[5] >= FIRST_SHARED]
+    claimed: list[Row] = []
+    at = 0
+    while at < len(rows):
+        first = at + (rows[at][0] == TILE)
+        at = first + (rows[at][7] if rows[at][0] == TILE else 1)
+        group = [row for read in rows[first:at] for row in (read, *_make_claims(read, written))]
+        claimed += [*([(TILE, 0, 0, 0, 0, 0, 0, len(group))] if len(group) > 1 else ()), *group]
+    return claimed
+
+
+def _make_claims(row: Row, written: Sequence[Row]) -> Iterator[Row]:
+    """Yield claims of the slot ranges that a row reads, except those that a row of `written` writes."""
+    code, *places, _, _, nbytes = row
+    if code not in (COPY, REDUCE) or nbytes < LEAST_CLAIM_BYTES:
+        return
+    for memory, offset in (places[:2], places[2:]):
+        is_written = any(w[5] == memory and w[6] < offset + nbytes and offset < w[6] + w[7] for w in written)
+        if memory >= FIRST_SHARED and not is_written:
+            yield CLAIM, memory, offset, 0, 0, 0, 0, nbytes
 
 
 def divide_row(nbytes: int) -> Row:

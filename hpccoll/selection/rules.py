@@ -26,20 +26,13 @@ def _prefer_plans(medium: str, medium_below: int, long: str) -> tuple[SizeRule, 
     return SizeRule(32 * KiB, (MPI_LIBRARY, medium)), SizeRule(medium_below, (medium,)), SizeRule(ANY_SIZE, (long,))
 
 
-def _prefer_shared(
-    below: float, *above: str, most_ranks: int = 4, on_four_below: float | None = None
-) -> tuple[SizeRule, ...]:
-    """Return rules for one node: `shared` on few ranks, on others the MPI library below 16 KiB; then `above`.
-
-    If `on_four_below` is given, `shared` is also preferred on 3 and 4 ranks from `below` up to this size.
-    """
+def _prefer_shared(below: float, *above: str) -> tuple[SizeRule, ...]:
+    """Return rules for one node: `shared` on at most 4 ranks, else the MPI library below 16 KiB; then `above`."""
     few = ("shared", MPI_LIBRARY)
-    on_four = () if on_four_below is None else (SizeRule(on_four_below, above, 2), SizeRule(on_four_below, few, 4))
     return (
-        SizeRule(16 * KiB, few, most_ranks),
+        SizeRule(16 * KiB, few, 4),
         SizeRule(16 * KiB, (MPI_LIBRARY,)),
-        SizeRule(below, few, most_ranks),
-        *on_four,
+        SizeRule(below, few, 4),
         SizeRule(ANY_SIZE, above),
     )
 
@@ -72,44 +65,48 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=16),
         SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),
     ),
-    # New host arrays in every call on 2 ranks, for 8 B, 16 KiB and 256 KiB. Broadcast: MPI takes 4.2, 14 and 39 us,
-    # `shared` 0.8, 5.5 and 31 us. all_gather: 9.5, 17 and 47 us by MPI, 4.3, 5.8 and 24 us by `shared`.
-    # reduce: 9.9, 29 and 109 us by MPI, 1.4, 3.0 and 24 us by `shared`. reduce_scatter: 17, 26 and 93 us by MPI, 4.9,
-    # 5.5 and 24 us by `shared`. all_to_all: 16, 49 and 360 us by MPI, 4.7, 12 and 219 us by `shared`. On 4 ranks,
-    # `shared` takes 0.2 to 0.5 of MPI's time up to 64 KiB, but 1.2 of its time in a broadcast below 16 KiB. In half of
-    # the jobs on another day, a broadcast of 256 KiB by `shared` took 115 us, in the others 28 us, and by MPI 27 us in
-    # all of them, 47 us if the root had changed the array.
-    (Operation.BROADCAST, BufferKind.HOST): _prefer_shared(128 * KiB, MPI_LIBRARY, most_ranks=2),
-    # On 4 ranks, for 256 KiB, 1 MiB, 4 MiB and 16 MiB: a reduce_scatter takes 215, 747, 2150 and 8160 us by MPI, 136,
-    # 802, 1630 and 5650 us by `bruck`, 69, 471, 1390 and 4160 us by `shared`. all_gather: 197, 818, 1700 and 5390 us by
-    # MPI, 149, 583, 1450 and 5470 us by `shared`. all_to_all: 204, 549, 2290 and 13400 us by MPI, 149, 456, 2300 and
-    # 10900 us by `shared`. A reduce of 128 KiB, 2 MiB and 32 MiB: 378, 6230 and 82000 us by MPI, 191, 1720 and 10800 us
-    # by `tree` and `chain`, 45, 1130 and 8710 us by `shared`. On 8 ranks, a reduce_scatter of 256 KiB and 16 MiB takes
-    # 1040 and 14300 us by MPI, 840 and 14800 us by `bruck`, 480 and 9880 us by `shared`.
-    (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(512 * KiB, MPI_LIBRARY, on_four_below=8 * MiB),
-    (Operation.REDUCE, BufferKind.HOST): (
-        *_prefer_shared(128 * KiB)[:-1],
-        SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
-        SizeRule(ANY_SIZE, ()),
-    ),
-    (Operation.REDUCE_SCATTER, BufferKind.HOST): (
-        *_prefer_shared(128 * KiB)[:-1],
-        SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
-        SizeRule(ANY_SIZE, ()),
-    ),
-    # On 2 ranks, for 16 KiB, MPI takes 5.0 us (gather) and 5.5 us (scatter), `shared` 1.6 us and 1.3 us; for 64 KiB,
-    # MPI 7.2 and 7.7 us, `shared` 6.0 and 5.8 us. For a scatter of 512 KiB, MPI takes 18 us and `shared` 35 us.
-    (Operation.GATHER, BufferKind.HOST): (
-        SizeRule(16 * KiB, (MPI_LIBRARY,)),
-        SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+    # Times on two cores of an EPYC, of calls on inputs that every rank has just written, by MPICH and by `shared`, for
+    # 16 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB in all. On 2 ranks:
+    # broadcast 8.9, 56, 97, 350 and 1810 us by MPI, 2.3, 18, 64, 226 and 1110 us by `shared`;
+    # all_gather 9.4, 47, 83, 222 and 1910 us, and 2.3, 17, 59, 232 and 1940 us;
+    # reduce 14, 70, 152, 835 and 18500 us, and 1.9, 14, 56, 272 and 2100 us;
+    # reduce_scatter 11, 52, 114, 371 and 3090 us, and 2.1, 14, 51, 177 and 1750 us;
+    # all_to_all 15, 32, 79, 246 and 2180 us, and 2.4, 15, 52, 235 and 2260 us.
+    # If the cores have no common cache, `shared` is up to 5 times as fast as MPI: a broadcast of 512 KiB takes 324 us
+    # by MPI and 93 us by `shared`. MPI copies unchanged inputs faster there: 73 us.
+    # On 4 ranks that share the cores:
+    # broadcast 30, 149, 311, 679 and 4560 us by MPI, 13, 86, 237, 669 and 3880 us by `shared`;
+    # all_gather 34, 93, 204, 702 and 4710 us, and 9, 37, 196, 776 and 4950 us;
+    # reduce 49, 184, 508, 3730 and 36200 us, and 12, 53, 236, 1620 and 6890 us;
+    # reduce_scatter 32, 114, 297, 1250 and 7440 us, and 8, 41, 157, 1070 and 5130 us;
+    # all_to_all 37, 107, 216, 1510 and 6660 us, and 13, 84, 211, 1220 and 5640 us.
+    # A broadcast of 1 KiB takes 6.9 us by MPI, 9.4 us by `shared`, and 1.2 us by `tree`, in which no rank waits for all
+    # others. On 8 ranks, a reduce_scatter of 256 KiB and 16 MiB takes 1040 and 14300 us by MPI, 480 and 9880 us by
+    # `shared`.
+    (Operation.BROADCAST, BufferKind.HOST): (
+        SizeRule(8 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+        SizeRule(8 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
+        SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=4),
         SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
     ),
-    (Operation.SCATTER, BufferKind.HOST): (
-        SizeRule(16 * KiB, (MPI_LIBRARY,)),
-        SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
-        SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
-    ),
-    (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(64 * KiB + 1, MPI_LIBRARY, on_four_below=2 * MiB),
+    (Operation.ALL_GATHER, BufferKind.HOST): _prefer_shared(8 * MiB, MPI_LIBRARY),
+    **{
+        (operation, BufferKind.HOST): (
+            *_prefer_shared(128 * KiB)[:-1],
+            SizeRule(ANY_SIZE, ("shared",), most_ranks=8),
+            SizeRule(ANY_SIZE, ()),
+        )
+        for operation in (Operation.REDUCE, Operation.REDUCE_SCATTER)
+    },
+    **{
+        (operation, BufferKind.HOST): (
+            SizeRule(16 * KiB, (MPI_LIBRARY,)),
+            SizeRule(128 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+            SizeRule(ANY_SIZE, (MPI_LIBRARY,)),
+        )
+        for operation in (Operation.GATHER, Operation.SCATTER)
+    },
+    (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(8 * MiB, MPI_LIBRARY),
     # Symmetric buffers on 2 ranks, from 8 B to 4 KiB: `shared` 1.3 to 1.9 us, MPI 3.1 to 5.5 us. On 4 ranks that share
     # 2 cores, `shared` takes 10 us, MPI 18 to 30 us, but 5 to 7 us where not every rank waits for all others.
     **{
@@ -127,12 +124,21 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
 }
 
 # Calls on one node, in host memory, for which one plan serves many calls: prepared calls, and blocking calls of equal
-# blocks. (A plan for new block sizes takes milliseconds.) For 8 B and 12 KB on 2 ranks, a gather takes 2.1 and 2.2 us
-# in mpi4py, 0.9 and 1.4 us by `tree`; a scatter 1.8 and 2.0 us in mpi4py, 0.7 and 1.1 us by `shared`. On 4 ranks that
-# share 2 cores, a gather takes 9 to 14 us in mpi4py, and 5 to 7 us by `tree`.
+# blocks. (A plan for new block sizes takes milliseconds.) For 1 KiB, 64 KiB, 1 MiB and 4 MiB in all, on 2 ranks:
+# gather 2.0, 10, 64 and 251 us by MPI, 0.9, 4.1, 68 and 196 us by `shared`;
+# scatter 2.6, 12, 75 and 157 us, and 0.8, 3.1, 55 and 131 us.
+# On 4 ranks that share 2 cores: gather 13, 40, 363 and 1400 us, and 15, 17, 78 and 204 us; scatter 7.5, 37, 148 and 641
+# us, and 6.0, 14, 108 and 423 us. By `tree`, a gather of 1 KiB takes 5.1 us there, and a scatter 1.2 us.
 REUSED_PLAN_RULES: dict[Operation, tuple[SizeRule, ...]] = {
-    Operation.GATHER: (SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),),
-    Operation.SCATTER: (SizeRule(16 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),),
+    Operation.GATHER: (
+        SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
+        SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=4),
+    ),
+    Operation.SCATTER: (
+        SizeRule(16 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
+        SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
+        SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=4),
+    ),
 }
 
 # Across nodes, the rules prefer the MPI library for short messages.

@@ -50,7 +50,9 @@ def lower_plan(
     messages = MessageLowering(rank, itemsize, on_device, signals, locations, instructions)
     starts = _lower_rounds(rounds, messages, node, locations)
     accessed = node.find_accessed_memories() if node else frozenset()
-    return Program(tuple(instructions), locations.work, locations.landing, plan, locations.slot, accessed, starts)
+    scratch = locations.work, locations.landing
+    once = node is not None and node.loads_once()
+    return Program(tuple(instructions), *scratch, plan, locations.slot, accessed, starts, once)
 
 
 def _lower_rounds(

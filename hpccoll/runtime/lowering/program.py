@@ -120,6 +120,7 @@ class Program:
     slot: int = 0
     accessed: frozenset[MemoryKind] = frozenset()  # the user's buffers that other ranks of the node access
     round_starts: tuple[int, ...] = ()  # number of the first instruction of each round of the plan
+    is_loaded_once: bool = False  # whether each chunk of a rank is loaded by at most one other rank, and only once
 
     @property
     def uses_slots(self) -> bool:

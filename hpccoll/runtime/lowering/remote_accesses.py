@@ -18,6 +18,7 @@ class RemoteAccesses:
         loaded_before_write: whether another rank loads the chunk before the chunk is first written.
         loaded_after_write: whether another rank loads the chunk after the chunk is first written.
         stored: whether another rank stores to the chunk.
+        loads: how often other ranks load the chunk.
         last: the last round in which another rank accesses the chunk; -1 if none does.
         written: whether the chunk was written in a round given to `record_writes`.
     """
@@ -29,7 +30,7 @@ class RemoteAccesses:
         shape = plan.ranks, rounds.chunks
         self.accessed, self.loaded_before_write, self.loaded_after_write = (np.zeros(shape, np.bool_) for _ in range(3))
         self.stored, self.written = (np.zeros(shape, np.bool_) for _ in range(2))
-        self.last = np.full(shape, -1)
+        self.last, self.loads = np.full(shape, -1), np.zeros(shape, np.int64)
         self._loads: list[tuple[int, IntArray, IntArray]] = []
         for t, steps in enumerate(self.rounds):
             for step in steps:
@@ -43,6 +44,7 @@ class RemoteAccesses:
             owners, chunks = self._find_remote(step.remote, step.source)
             self.loaded_before_write[owners, chunks] |= ~self.written[owners, chunks]
             self.loaded_after_write[owners, chunks] |= self.written[owners, chunks]
+            np.add.at(self.loads, (owners, chunks), 1)
             self._loads.append((t, owners, chunks))
         elif isinstance(step, Store):
             owners, chunks = self._find_remote(step.remote, step.dest)

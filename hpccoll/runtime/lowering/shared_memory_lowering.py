@@ -57,6 +57,10 @@ class SharedMemoryLowering:
         memories = ((MemoryKind.SOURCE, loads_source), (MemoryKind.RESULT, in_result.any()))
         return frozenset(memory for memory, is_accessed in memories if is_accessed)
 
+    def loads_once(self) -> bool:
+        """Return whether each chunk of a rank is loaded by at most one other rank, and only once."""
+        return bool((self._accesses.loads <= 1).all())
+
     def _output_mask(self, rank: int) -> NDArray[np.bool_]:
         """Return which chunks belong to a rank's output, shape (C,)."""
         plan = self._plan

@@ -13,7 +13,7 @@ from hpccoll.native import MemoryTable, Program, StagedCall
 from hpccoll.runtime.address_space import USER_MEMORY, ChunkSegment, SegmentOffsets, chunk_sizes, cut_chunks
 from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.instructions import FIRST_SHARED, Locate, Row, make_locate, make_rows
+from hpccoll.runtime.instructions import FIRST_SHARED, Locate, Row, claim_reads, make_locate, make_rows
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange
 from hpccoll.runtime.lowering import Program as LoweredProgram
 from hpccoll.runtime.native_plan import make_program
@@ -89,7 +89,8 @@ def _make_program(
     for number, (program, segment) in enumerate(zip(programs, segments, strict=True)):
         offsets = SegmentOffsets(program.plan, call.count, segment, node.rank)
         locate = make_node_locate(node, program, itemsize, FIRST_SHARED + number % 2 * ranks, offsets)
-        rows += make_rows(program.instructions, locate, itemsize)[0]
+        part = make_rows(program.instructions, locate, itemsize)[0]
+        rows += claim_reads(part) if program.is_loaded_once else part
     scratch = max(program.work + program.landing for program in programs) * itemsize
     return make_program(kind, rows, scratch, [slot_bytes] * (2 * ranks), divides=True)
 

@@ -14,6 +14,7 @@ enum { PART = 16, HALF = PART / 2, COUNT = SEGMENTS * PART, NBYTES = HALF * 8, R
 #include "progress.h"
 
 enum { FIRST_SLOT = FIRST_SHARED, FIRST_PEER = FIRST_SLOT + ROWS, MEMORIES = FIRST_PEER + 2 };
+enum { OFFSET = 24 };  // of the inputs in their symmetric buffers
 static const uint64_t NUMBER = UINT64_C(1) << 63 | UINT64_C(5) << OFFSET_BITS;  // of a symmetric buffer
 
 static Line lines[NODES][1 + SLOTS][ROWS], node_lines[NODES][ROWS];
@@ -129,7 +130,7 @@ static void make_parts(Rank *self) {
     self->barrier = (Barrier){&self->entry_counter, 1, 0};
     self->node_barrier = (Barrier){&self->node_counter, 1, 0};
     int other = self->rank ^ 1;
-    self->bases[0] = (char *)inputs[other];
+    self->bases[0] = (char *)inputs[other] - OFFSET;
     self->peers = (Peers){2, self->nobody, self->locations, self->mapped, self->addresses, self->mapped_addresses,
                           self->owners, self->mapped_owners, false};
     self->pipeline = (PipelinePart){&library, (uint64_t)self->rank, 1, &self->barrier, 11, SLOTS, self->slots, NULL,
@@ -214,7 +215,7 @@ static void prepare_buffers(Rank *self, int number, Location own[2]) {
         inputs[self->rank][i] = self->rank * 1000 + number + i;
         outputs[self->rank][i] = -1;
     }
-    own[0] = number % 2 ? (Location){(uintptr_t)inputs[self->rank], NULL} : (Location){NUMBER, self->bases};
+    own[0] = number % 2 ? (Location){(uintptr_t)inputs[self->rank], NULL} : (Location){NUMBER | OFFSET, self->bases};
     own[1] = (Location){(uintptr_t)outputs[self->rank], NULL};
 }
 

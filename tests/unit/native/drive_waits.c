@@ -2,6 +2,7 @@
 // Compiled with ThreadSanitizer, which reports data that no wait orders. Prints the number of fences.
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -35,7 +36,25 @@ static void *run_rank(void *argument) {
     return (void *)sum;
 }
 
+// Two ranks on one core learn that they share it, and a rank on another core does not.
+static void check_cores(void) {
+    Line here = {0}, there = {0};
+    cpu_set_t before, first;
+    CPU_ZERO(&first);
+    CPU_SET(sched_getcpu(), &first);
+    sched_getaffinity(0, sizeof before, &before), sched_setaffinity(0, sizeof first, &first);
+    if (shares_core(&here, &there) || !shares_core(&there, &here)) {
+        abort();
+    }
+    atomic_fetch_add(&here.core, 1);
+    if (shares_core(&there, &here)) {
+        abort();
+    }
+    sched_setaffinity(0, sizeof before, &before);
+}
+
 int main(void) {
+    check_cores();
     pthread_t threads[RANKS];
     for (long rank = 0; rank < RANKS; rank++) {
         pthread_create(&threads[rank], NULL, run_rank, (void *)rank);

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpccoll.native import CallTable, EntryRing, MemoryTable, NodeBarrier, Program, Reducer, StagedCall
-from hpccoll.runtime.instructions import COPY, DIVIDE, FENCE, REDUCE, TILE
+from hpccoll.runtime.instructions import CLAIM, COPY, DIVIDE, FENCE, REDUCE, TILE, claim_reads
 
 ADD = Reducer(np.add, 8, np.dtype("f8").num, -1)
 LIMITS = np.array([64, 64, 64, 64], np.int64)
@@ -32,7 +32,9 @@ WRONG = {
     "partial overlap": (REDUCE, 0, 0, 1, 0, 1, 8, 16),
     "copy onto itself": (COPY, 1, 0, 0, 0, 1, 8, 16),
     "no divider": (DIVIDE, 1, 0, 0, 0, 1, 0, 8),
-    "no such code": (7, 0, 0, 0, 0, 0, 0, 0),
+    "no such code": (10, 0, 0, 0, 0, 0, 0, 0),
+    "claim of scratch memory": (CLAIM, 2, 0, 0, 0, 0, 0, 8),
+    "claim outside": (CLAIM, 3, 8, 0, 0, 0, 0, 64),
     "negative size": (COPY, 0, 0, 0, 0, 1, 0, -8),
     "empty group": (TILE, 0, 0, 0, 0, 0, 0, 0),
     "group beyond the end": (TILE, 0, 0, 0, 0, 0, 0, 1),
@@ -55,7 +57,11 @@ def test_words_at_random_are_refused_or_run_inside_of_their_memories():
     rng, accepted = random.Random(3), 0
     for _ in range(20_000):
         rows = [
-            [rng.randrange(6), *(rng.choice((0, 1, 2, 3, 8, 16, -1, 64)) for _ in range(6)), rng.choice((0, 8, 16, 2))]
+            [
+                rng.randrange(TILE + 2),
+                *(rng.choice((0, 1, 2, 3, 8, 16, -1, 64)) for _ in range(6)),
+                rng.choice((0, 8, 16, 2)),
+            ]
             for _ in range(rng.randrange(1, 5))
         ]
         memories = [np.full(64 + 32, 7, np.uint8) for _ in range(4)]
@@ -85,6 +91,44 @@ def test_a_program_runs_from_fence_to_fence():
     assert out.tolist() == [1.0] * 8
     assert program.execute(table, *addresses[:2], 2) == 3 == len(program)
     assert out.tolist() == [10.0] * 8
+
+
+def test_copies_of_any_size_and_offset_copy_these_bytes_and_no_others():
+    rng = np.random.default_rng(5)
+    memories = [rng.integers(0, 255, 40_000).astype(np.uint8) for _ in range(4)]
+    addresses = [each.__array_interface__["data"][0] for each in memories]
+    table, limits = MemoryTable(addresses, [], memories), np.full(4, 40_000)
+    for nbytes in (*range(4090, 4200), 5000, 16_384, 33_333):
+        source, target = rng.integers(0, 40_000 - nbytes, 2).tolist()
+        memories[3][:] = rng.integers(0, 255, 40_000)
+        expected = memories[3].copy()
+        expected[target : target + nbytes] = memories[0][source : source + nbytes]
+        row = COPY, 0, source, 0, 0, 3, target, nbytes
+        make_program(row, limits=limits).execute(table, addresses[0], addresses[1], 0)
+        assert np.array_equal(memories[3], expected), (source, target, nbytes)
+
+
+def test_claims_leave_their_memory_unchanged():
+    slot = np.arange(40_000).astype(np.uint8)
+    address = slot.__array_interface__["data"][0]
+    table = MemoryTable([address] * 4, [], slot)
+    for offset, nbytes in ((0, 40_000), (1, 4096), (63, 1), (64, 64), (7, 0), (39_999, 1)):
+        make_program((CLAIM, 3, offset, 0, 0, 0, 0, nbytes), limits=np.full(4, 40_000)).execute(table, 0, 0, 0)
+        assert np.array_equal(slot, np.arange(40_000).astype(np.uint8))
+
+
+def test_reads_of_slots_that_the_rank_never_writes_are_claimed():
+    stage, fence, size = (COPY, 0, 0, 0, 0, 3, 0, 8192), (FENCE, 0, 0, 0, 0, 0, 0, 0), 4096
+    reduce = REDUCE, 0, size, 4, size, 1, 0, size
+    store = COPY, 1, 0, 0, 0, 4, size, size
+    claim = CLAIM, 4, size, 0, 0, 0, 0, size
+    group = TILE, 0, 0, 0, 0, 0, 0, 2
+    assert claim_reads([stage, fence, reduce]) == [stage, fence, group, reduce, claim]
+    assert claim_reads([stage, fence, group, reduce, store]) == [stage, fence, group, reduce, store]
+    short = COPY, 4, 0, 0, 0, 1, 0, size - 1
+    assert claim_reads([stage, fence, short]) == [stage, fence, short]
+    own = COPY, 3, 0, 0, 0, 1, 0, size  # this rank has written its own slot
+    assert claim_reads([stage, own]) == [stage, own]
 
 
 def test_an_error_of_the_users_function_ends_the_run():

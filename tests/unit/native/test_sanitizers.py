@@ -15,7 +15,7 @@ from tests.requirements import skip_or_fail
 
 HERE = Path(__file__).parent
 NATIVE = Path(hpccoll.__file__).parent / "native"
-CHECKED = "interpreter.c", "check.c", "reductions.c", "half.c", "messages.c", "waits.c"
+CHECKED = "interpreter.c", "copies.c", "check.c", "reductions.c", "half.c", "messages.c", "waits.c"
 
 
 def compile_driver(folder: Path, driver: str, sources: tuple[str, ...], sanitizers: str, **changes: str) -> Path:
@@ -60,7 +60,7 @@ MUTANTS = {
     "the input may be written": ("step->out == INPUT", "step->out < INPUT"),
     "a group may end after the program": ("members > program->count - at - 1", "members > program->count - at"),
     "a group may have any sizes": ("|| first[i].nbytes != first->nbytes", ""),
-    "a group may contain groups": ("first[i].code > DIVIDE", "first[i].code > FENCE"),
+    "a group may contain groups": ("first[i].code > CLAIM", "first[i].code > FENCE"),
     "a reduction may be missing": ("if (!reducer || (", "if (reducer && ("),
     "the last tile is a whole one": ("total - *begin < tile ? total - *begin : tile", "tile"),
     "a group begins one instruction late": ("*first = step + is_group;", "*first = step + is_group + 1;"),
@@ -74,6 +74,7 @@ MUTANTS = {
         "started[request] != (step->code == WAIT)",
         "step->code == WAIT && !started[request]",
     ),
+    "a claim may leave its memory": ("|| !is_inside(program, step->left, step->left_offset, step->nbytes)", ""),
     "a half block is too long": ("count - start < BLOCK ? count - start : BLOCK", "BLOCK"),
 }  # fmt: skip
 
@@ -183,7 +184,10 @@ RUN_MUTANTS = {
         "    return !state->has_arrived;",
         "    state->has_arrived = false;\n    return true;",
     ),
-    "tiles of a group begin anew": ("*position = (Position){position->at", "*begin = (Position){position->at"),
+    "the next group begins with its second byte": (
+        "{position->at + is_group + members, 0};",
+        "{position->at + is_group + members, 1};",
+    ),
     "an offset is lost": ("(location & ((UINT64_C(1) << OFFSET_BITS) - 1))", "0"),
     "a run in place does not compare the entries": ("agreement != RANKS_AGREE || !peers", "!peers"),
     "a run in place waits for nobody": (
@@ -195,7 +199,6 @@ RUN_MUTANTS = {
         "    if (!have_all_arrived(barrier->counter)) {\n        return ENTRY_WAITS;",
         "    if (0) {\n        return ENTRY_WAITS;",
     ),
-    "the slots are not exchanged": (" + staged->segments) & 1", ") & 1"),
     "a fence of a run in place is skipped": (
         "execute_direct(run, run->at + 1, report);",
         "execute_direct(run, run->at + 2, report);",
