@@ -114,7 +114,7 @@ static int call_mpi(MpiCallObject *call, void *sent, void *received, int *error)
 // Copies the block that this rank sends to itself, unless MPI moves it.
 static void copy_own_block(const MpiCallObject *call, const char *input, char *output) {
     if (call->own_bytes) {
-        memcpy(output + call->own_to, input + call->own_from, (size_t)call->own_bytes);
+        copy_bytes(output + call->own_to, input + call->own_from, (size_t)call->own_bytes);
     }
 }
 
@@ -152,13 +152,8 @@ static int run_mpi_call(HostCallObject *base, char *input, char *output) {
     }
     int error = 0;
     bool failed = call->barrier && compare_calls(call);
-<<<<<<< HEAD
     if (!failed) {
         copy_own_block(call, input, output);
-=======
-    if (!failed && call->own_bytes) {
-        copy_bytes(output + call->own_to, input + call->own_from, (size_t)call->own_bytes);
->>>>>>> 1e5edc93708e3518404989b9087e0f8f072d66f1
     }
     failed = failed || call_mpi(call, places[call->sent], places[call->received], &error);
     if (error && !failed) {
