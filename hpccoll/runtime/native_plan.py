@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -49,7 +49,7 @@ def make_program(
 class NativeExecutable(PlanExecutable):
     """The base class of executables whose plans run in native code, on the addresses of input and output."""
 
-    __slots__ = ("_addresses", "_native")
+    __slots__ = ("_addresses", "_earlier", "_native")
 
     def __init__(
         self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
@@ -59,6 +59,7 @@ class NativeExecutable(PlanExecutable):
         source, result = (buffer.address if buffer else 0 for buffer in (self._call.source, self._call.result))
         self._addresses = source, result
         self._native: Callable[[int, int], object] | None = None
+        self._earlier: Collection[InFlight] = ()  # asynchronous runs that a blocking run waits for
 
     def get_native(self) -> Callable[[int, int], object] | None:
         """Return a function that runs this plan on the addresses of other arrays in memory of the same kind.
@@ -80,7 +81,10 @@ class NativeExecutable(PlanExecutable):
 
     def run(self) -> None:
         """Run the collective once, and block until this rank's part of it is complete."""
-        self._require_live()
+        if not self.live:
+            self._require_live()
+        if self._earlier:
+            self._context.progress.sleep_until(lambda: not self._earlier)
         for step in self._before:
             step()
         if self._native is None:

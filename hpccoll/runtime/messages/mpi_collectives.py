@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from mpi4py import MPI
 
@@ -32,6 +33,11 @@ from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.work import MpiTransfer
 
+# A call with the buffers that MPI gets, its kind, the addresses of input and output, local work before and after the call.
+TranslatedCall: TypeAlias = tuple[
+    CollectiveCall, LibraryCall, tuple[int, int], tuple[BoundCall, ...], tuple[BoundCall, ...]
+]
+
 
 class LibraryExecutable(Executable):
     """A collective of the MPI library on given buffers."""
@@ -44,7 +50,8 @@ class LibraryExecutable(Executable):
 
     def run(self) -> None:
         """Run the collective once, and return when this rank's part is done."""
-        self._require_live()
+        if not self.live:
+            self._require_live()
         self._run()
 
     def free(self) -> None:
@@ -111,60 +118,51 @@ class MpiCollectives:
 
     def run(self, call: CollectiveCall) -> None:
         """Run a collective once and return when this rank's part is done; `can_run(call)` must be true."""
-        self._run(*self._translate(call))
+        self._run(self._translate(call))
 
     def bind_run(self, call: CollectiveCall) -> BoundCall:
         """Return a function that runs a collective on the buffers of `call`, and keeps them alive."""
-        return partial(self._run, *self._translate(call))
+        return partial(self._run, self._translate(call))
 
-    def _run(
-        self, call: CollectiveCall, kind: LibraryCall, before: tuple[BoundCall, ...], after: tuple[BoundCall, ...]
-    ) -> None:
-        """Run a collective; the arguments are the result of `_translate`."""
-        run_all(before)
+    def _run(self, translated: TranslatedCall) -> None:
+        """Run a collective and the local work before and after it."""
+        call, kind, addresses, before, after = translated
+        for step in before:
+            step()
         is_nonblocking = self.uses_non_blocking and not call.module.on_device
         is_recorded = is_nonblocking or not self.progress.operations
         native = kind.get_native(is_nonblocking=is_nonblocking, is_recorded=is_recorded)
-        function = call.module.bind_device(partial(native, *_get_addresses(call)))
+        function = call.module.bind_device(partial(native, *addresses))
         if is_recorded:
             function()
         else:  # in another thread, whose end must not change what this thread records after an exception
             with self.state.record(partial(self.state.begin, kind.name, kind.description)):
                 self.progress.call(function)
-        run_all(after)
+        for step in after:
+            step()
 
     def start(self, call: CollectiveCall) -> MpiTransfer:
         """Start a collective and return at once; `can_run(call)` must be true."""
         self.use_non_blocking()
-        call, kind, before, after = self._translate(call)
+        call, kind, addresses, before, after = self._translate(call)
         run_all(before)
-        return kind.start_at(*_get_addresses(call), after, (call,))
+        return kind.start_at(*addresses, after, (call,))
 
     def use_non_blocking(self) -> None:
         """Use the non-blocking form from now on, as asynchronous operations may be in flight."""
         self.uses_non_blocking = True
 
-    def _translate(
-        self, call: CollectiveCall
-    ) -> tuple[CollectiveCall, LibraryCall, tuple[BoundCall, ...], tuple[BoundCall, ...]]:
-        """Return a call with the buffers that MPI gets, its kind, and the local work before and after it.
-
-        Allocates memory if MPI cannot use the user's memory.
-        """
+    def _translate(self, call: CollectiveCall) -> TranslatedCall:
+        """Return what carries out a call; allocates memory if MPI cannot use the user's memory."""
         call, before, in_place = bind_prologue(call, self.comm.rank)
         after, module, source, result = bind_epilogue(call, self.comm.size), call.module, call.source, call.result
         if call.operation is Operation.REDUCE_SCATTER and in_place and source and result:
             # `block` receives it, because MPI's reduce_scatter in place would write it to the front of the input.
             block = module.empty(result.count, call.dtype)
             after = (module.bind_copy(result.flat, block), *after)
-            call = replace(call, result=replace(result, flat=block, address=module.get_address(block)))
-            in_place = False
+            result = replace(result, flat=block, address=module.get_address(block))
+            call, in_place = replace(call, result=result), False
         if module.on_device:
             before = (*before, module.synchronize)
-        return call, LibraryCall(self, call, in_place=in_place), before, after
-
-
-def _get_addresses(call: CollectiveCall) -> tuple[int, int]:
-    """Return the addresses of input and output; 0 for a missing one."""
-    source, result = (buffer.address if buffer else 0 for buffer in (call.source, call.result))
-    return source, result
+        addresses = source.address if source else 0, result.address if result else 0
+        return call, LibraryCall(self, call, in_place=in_place), addresses, before, after

@@ -30,18 +30,12 @@ from hpccoll.selection import Selection
 class SharedMemoryExecutable(NativeExecutable):
     """A collective of loads and stores on host buffers of one node; `direct` tells whether it runs in place."""
 
-    __slots__ = ("_runs", "direct")
+    __slots__ = ("direct",)
 
     def __init__(self, context: Context, call: CollectiveCall, selection: Selection) -> None:
         super().__init__(context, call, selection, context.shared_scratch)
-        self._runs = context.node.runs
+        self._earlier = context.node.runs  # they use the same barrier and slots
         self.direct = can_access_in_place(context.node, self._lower(), self._call)
-
-    def run(self) -> None:
-        """Run the collective once, after earlier asynchronous runs, which use the same barrier and slots."""
-        if self._runs:
-            self._context.progress.sleep_until(self._have_earlier_ended)
-        super().run()
 
     def _find_native(self) -> DirectCall | StagedCall:
         """Return the native call for the memory of this executable's buffers."""
@@ -55,11 +49,8 @@ class SharedMemoryExecutable(NativeExecutable):
         # make the staged call then. If the slots have no room for the plan (UsageError), no rank can run staged.
         with suppress(UsageError) if self.direct else nullcontext():
             staged = get_staged_call(self._kind)
-        return bind_start(partial(NodeRun, staged, direct), self._runs, self._before, self._kind.nbytes)
-
-    def _have_earlier_ended(self) -> bool:
-        """Whether all asynchronous runs that were called before have ended."""
-        return not self._runs
+        runs = self._context.node.runs
+        return bind_start(partial(NodeRun, staged, direct), runs, self._before, self._kind.nbytes)
 
 
 def get_direct_call(kind: PlanKind) -> DirectCall:
