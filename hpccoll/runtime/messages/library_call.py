@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 
 _NOTHING, _THE_INPUT, _THE_OUTPUT, _IN_PLACE = range(4)  # the `places` of `MpiCall`
+_STARTED: Final = (True, True)  # non-blocking and recorded: a key of `LibraryCall._natives`
 MOST_ELEMENTS: Final = 2**31 - 1  # of a message for which functions with counts of 32 bits suffice
 
 
@@ -50,6 +51,7 @@ class LibraryCall:
         asynchronous: whether `start` carries out the calls.
 
     Attributes:
+        name: the name of the operation.
         has_source: whether this rank has an input.
     """
 
@@ -58,6 +60,8 @@ class LibraryCall:
     ) -> None:
         self._library, self._ranks, self._rank = library, library.comm.size, library.comm.rank
         self._operation, self._dtype, self._root = call.operation, call.dtype, call.root
+        self.name: str = call.operation.value
+        self._title = f"rank {self._rank}: MPI's {self.name}"
         self._reduction, self._on_device = call.reduction, call.module.on_device
         self._method, self._in_place = get_method(call.operation, call.count), in_place
         self.has_source, self._has_result = call.source is not None, call.result is not None
@@ -66,11 +70,6 @@ class LibraryCall:
         self._copies_own_block = call.is_uneven_exchange and not call.library and not self._on_device
         self._description = describe_call(library.state, call, None, asynchronous=asynchronous)
         self.set_count(call.count)
-
-    @property
-    def name(self) -> str:
-        """The name of the operation."""
-        return str(self._operation.value)
 
     @property
     def description(self) -> bytes:
@@ -157,9 +156,9 @@ class LibraryCall:
             last: functions to call when the collective is complete.
             keep: objects that are kept alive until then.
         """
-        request = self.get_native(is_nonblocking=True).start(source, result)
-        description = f"rank {self._rank}: MPI's {self.name}"
-        return MpiTransfer(description, [MPI.Request.fromhandle(request)], list(last), (), keep)
+        native = self._natives.get(_STARTED) or self.get_native(is_nonblocking=True)
+        request = MPI.Request.fromhandle(native.start(source, result))
+        return MpiTransfer(self._title, [request], list(last), (), keep)
 
     def _get_form(self) -> PassedForm:
         """Return what calls of hpccoll pass to MPI."""

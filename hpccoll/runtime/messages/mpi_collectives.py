@@ -33,7 +33,7 @@ from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.work import MpiTransfer
 
-# A call with the buffers that MPI gets, its kind, the addresses of input and output, local work before and after the call.
+# A call with the buffers that MPI gets, its kind, the addresses of input and output, local work before and after it.
 TranslatedCall: TypeAlias = tuple[
     CollectiveCall, LibraryCall, tuple[int, int], tuple[BoundCall, ...], tuple[BoundCall, ...]
 ]

@@ -79,9 +79,9 @@ class PointToPoint:
         keep: tuple[Any, ...] = (x,)
         name, peers, description = self._name_message(sends, rank)
         key = self._find_plain(sends, x, rank, tag)
-        if key in self._plain:
-            record = self._state.start_message(name, self._plain[key], peers)
-            segments = [MPI.buffer(as_mpi_buffer(x))]
+        if (known := self._plain.get(key)) is not None:
+            record = self._state.start_message(name, known, peers)
+            segments = [as_mpi_buffer(x)]
         else:
             buffer = as_buffer(x, "x", writable=not sends)
             if (nbytes := buffer.nbytes) > LONGEST_SEGMENT and not named:
