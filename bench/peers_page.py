@@ -26,8 +26,8 @@ def format_headline() -> Iterator[str]:
             size, times = format_size(record["nbytes"]), f"{_us(own_us)} | {_us(record['time_us'][peer][1])} ({peer})"
             yield f"| {size} | {times} | {ratio:.2f}x as fast |"
     yield (
-        "\nMedians of calls that each follow a write to `x`. The others are MPICH at two thread levels, Open MPI with "
-        f"four components, and Gloo. {_format_origin(run, records)}\n"
+        "\nThe times are medians over calls; the program wrote to `x` before each call. The other libraries are MPICH "
+        f"at two thread levels, Open MPI with four components, and Gloo. {_format_origin(run, records)}\n"
     )
 
 

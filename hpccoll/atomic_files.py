@@ -13,9 +13,10 @@ POLL_S = 0.02
 
 
 def write_atomically(path: str | Path, contents: str | bytes) -> None:
-    """Replace a file such that readers, also after a crash, see its old or its new contents; raise OSError.
+    """Write a file such that readers see its old or its new contents, never a part, even after a crash.
 
-    A file that is no regular file, such as /dev/stdout, is written in place. Links stay, and their target is replaced.
+    A file that is no regular file, such as /dev/stdout, is written in place. Symbolic links stay, and their target is
+    replaced. Raises OSError if the file cannot be written.
     """
     target, encoded = Path(path), contents.encode() if isinstance(contents, str) else contents
     if target.exists() and not target.is_file():
@@ -39,9 +40,10 @@ def write_atomically(path: str | Path, contents: str | bytes) -> None:
 
 @contextmanager
 def lock_beside(path: Path, limit_s: float) -> Iterator[None]:
-    """Context manager that holds a lock on the file `.NAME.lock` beside a file, which stays; raise OSError.
+    """Context manager: hold a lock on the file `.NAME.lock` in the directory of the file `path`, called NAME.
 
-    If another process keeps the lock for `limit_s` seconds, for example because it is stopped, the body runs without.
+    If another process keeps the lock for `limit_s` seconds, for example because it is stopped, the block runs without
+    the lock. The lock file is not removed. Raises OSError if it cannot be made.
     """
     descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -52,9 +54,10 @@ def lock_beside(path: Path, limit_s: float) -> Iterator[None]:
 
 
 def wait_for_lock(descriptor: int, limit_s: float) -> bool:
-    """Lock an open file until it is closed or unlocked; return False if another process keeps the lock for `limit_s`.
+    """Lock an open file, given by its descriptor, until it is closed or unlocked; return whether it is locked.
 
-    Returns True at once on a file system without locks.
+    Returns False if another process keeps the lock for `limit_s` seconds, and True at once on a file system without
+    locks.
     """
     end = time.monotonic() + limit_s
     while True:
@@ -71,6 +74,6 @@ def wait_for_lock(descriptor: int, limit_s: float) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Release the lock on an open file; do nothing where there are no locks."""
+    """Release the lock on an open file, given by its descriptor; do nothing on a file system without locks."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -31,7 +31,7 @@ class UnknownNameError(UsageError):
 
 
 def find_similar_names(name: str, valid: list[str]) -> list[str]:
-    """Return at most two of the `valid` names that are similar to `name`; case and separators count less."""
+    """Return at most two of the `valid` names that resemble `name`, to be suggested in an error message."""
     from difflib import get_close_matches
 
     plain: dict[str, str] = {}
@@ -48,7 +48,7 @@ def _remove_separators(name: str) -> str:
 
 
 class BufferError(UsageError):
-    """A buffer's layout, dtype, device, size or overlap with another buffer is not supported."""
+    """An array's layout, dtype, device, size or overlap with another array is not supported."""
 
 
 class ReductionError(UsageError):
@@ -98,14 +98,14 @@ class RankLostError(CommunicationError):
 def _remake_rank_lost_error(
     message: str, ranks: tuple[int, ...], hosts: tuple[str, ...], operation: str
 ) -> RankLostError:
-    """Return a RankLostError that was pickled."""
+    """Return a RankLostError with these attributes; pickle calls it to restore one."""
     error = RankLostError.__new__(RankLostError, message)
     error.args, error.ranks, error.hosts, error.operation = (message,), ranks, hosts, operation
     return error
 
 
 class WaitTimeoutError(CommunicationError):
-    """A wait for other ranks took longer than allowed; its operation is still in flight."""
+    """A wait for other ranks took longer than allowed; the operation that waits may still be completed by MPI."""
 
 
 class LauncherError(CommunicationError):

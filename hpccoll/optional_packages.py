@@ -25,5 +25,5 @@ def format_install_command(extra: str) -> str:
 
 
 def _selects_extra(marker: str, extra: str) -> bool:
-    """Whether the marker of a requirement selects an extra, as `extra == "torch"` does."""
+    """Whether the environment marker of a package's requirement, such as `extra == "torch"`, selects the extra."""
     return marker.replace("'", '"').strip() == f'extra == "{extra}"'

@@ -1,4 +1,4 @@
-"""Strings of files and other hosts as they may be shown in a terminal, which obeys control characters."""
+"""Makes strings from files and other hosts safe to print in a terminal, which would obey control characters."""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_private(path: str, flags: int = os.O_RDONLY) -> int:
-    """Return the descriptor of a regular file that this user owns and no other user can write.
+    """Open a regular file that this user owns and that no other user can write; return its descriptor.
+
+    `flags` are those of `os.open`.
 
     Raises:
         OSError: the file cannot be opened, is a symbolic link or no regular file, or another user may have written it.
@@ -44,7 +46,7 @@ def read_private(path: str, most_bytes: int) -> bytes:
 
 
 def read_regular(path: str, most_bytes: int) -> bytes:
-    """Return the contents of a regular file of any user, which has up to `most_bytes` bytes; never block.
+    """Return the contents of a regular file of any user, of up to `most_bytes` bytes; do not block on a pipe.
 
     Raises:
         OSError: the file cannot be opened, is no regular file, or is larger.
@@ -75,7 +77,7 @@ def is_open_to_others(directory: str | os.PathLike[str]) -> bool:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Return the descriptor of a regular file; O_NONBLOCK, which has no effect on it, keeps a FIFO from blocking."""
+    """Open a file with `flags` of `os.open`, and return its descriptor; raise OSError unless it is a regular file."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -84,7 +86,10 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 def _read(descriptor: int, path: str, most_bytes: int) -> bytes:
-    """Return the contents of an open file and close it; raise OSError if it has more than `most_bytes` bytes."""
+    """Return the contents of the open file `descriptor`, called `path`, and close it.
+
+    Raises OSError if it has more than `most_bytes` bytes.
+    """
     with os.fdopen(descriptor, "rb") as file:
         nbytes = os.fstat(descriptor).st_size
         if nbytes > most_bytes:

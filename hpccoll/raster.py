@@ -38,7 +38,9 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
 def render_png(scene: Scene) -> bytes:
-    """Return a PNG of `scene` with PNG_SCALE pixels per unit of length, or fewer to stay within MOST_PIXELS.
+    """Return the contents of a PNG file of `scene`, with PNG_SCALE pixels per unit of length of the scene.
+
+    There are fewer pixels if the picture would have more than MOST_PIXELS.
 
     Raises UsageError if the picture is too large even at one pixel per unit of length.
     """
@@ -54,7 +56,10 @@ def render_png(scene: Scene) -> bytes:
 
 
 def render_gif(scenes: Sequence[Scene]) -> bytes:
-    """Return an animated GIF of `scenes`, which all have one size; raise UsageError if a frame is too large."""
+    """Return the contents of an animated GIF file of `scenes`, which all have one size.
+
+    Raises UsageError if a frame is too large.
+    """
     first = scenes[0]
     if first.width * first.height * SMOOTH**2 > MOST_PIXELS:
         raise UsageError(f"{first.title}: its rounds are too large for .gif; take fewer --ranks or --chunks")
@@ -68,7 +73,7 @@ def render_gif(scenes: Sequence[Scene]) -> bytes:
 
 
 def render_image(scene: Scene, scale: float) -> Image.Image:
-    """Return `scene` as an image with `scale` pixels per unit of length."""
+    """Return `scene` drawn as a Pillow image, with `scale` pixels per unit of length of the scene."""
     size = round(scene.width * scale), round(scene.height * scale)
     smooth = SMOOTH if size[0] * size[1] * SMOOTH**2 <= MOST_PIXELS else 1
     canvas = Image.new("RGB", (size[0] * smooth, size[1] * smooth), "white")
@@ -95,7 +100,7 @@ def _make_palette() -> Image.Image:
 
 
 def _blend(over: str, under: str, share: float) -> tuple[int, ...]:
-    """Return a blend of two colours as red, green and blue; `share` is the proportion of `under`, 0 to 1."""
+    """Return a blend of two colours, such as `#ff0000`, as red, green and blue; `share` of it, 0 to 1, is `under`."""
     return tuple(
         round(int(over[at : at + 2], 16) * (1 - share) + int(under[at : at + 2], 16) * share) for at in (1, 3, 5)
     )
@@ -109,7 +114,7 @@ def _load_font(size: float, *, bold: bool) -> ImageFont.FreeTypeFont:
 
 
 class _Pen:
-    """Draws shapes on an image with `scale` pixels per unit of length of the scene."""
+    """Draws the shapes of a scene on an image with `scale` pixels per unit of length of the scene."""
 
     def __init__(self, canvas: ImageDraw.ImageDraw, scale: float) -> None:
         self._canvas, self._scale = canvas, scale
@@ -143,11 +148,11 @@ class _Pen:
         return point[0] * self._scale, point[1] * self._scale
 
     def _scale_width(self, width: float) -> int:
-        """Return the width of a line in whole pixels, at least one."""
+        """Return the width of a line of the scene in whole pixels, at least one."""
         return max(round(width * self._scale), 1)
 
     def _corners(self, box: Box) -> Box:
-        """Return the left, top, right and bottom pixels of a box that is given as x, y, width and height."""
+        """Return the left, top, right and bottom of `box` (x, y, width and height of the scene) in pixels."""
         x, y, w, h = (value * self._scale for value in box)
         left, top = round(x), round(y)
         return left, top, max(round(x + w) - 1, left), max(round(y + h) - 1, top)

@@ -33,7 +33,10 @@ MAX_UNCERTAINTY = 0.10  # half the width of a median's interval, divided by the 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with an interval that contains the true value with a probability of at least `coverage`."""
+    """An estimate `value` with an interval, from `low` to `high`, that contains the true value.
+
+    The probability that it does so is at least `coverage`.
+    """
 
     value: float
     low: float
@@ -87,9 +90,10 @@ def ratio_of_medians(numerator: SampleValues, denominator: SampleValues) -> Inte
 
 @lru_cache(maxsize=4096)
 def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
-    """Return r and the probability that the r-th smallest and r-th largest of n samples enclose the true median.
+    """Return the rank r of the samples that bound the true median, and the probability that they do.
 
-    `r` is the largest number for which the interval holds the median with probability `confidence`, or else 1.
+    The r-th smallest and the r-th largest of `n` samples are the bounds. `r` is the largest number for which the
+    probability is at least `confidence`, or 1 if there is none.
     """
     from scipy.special import bdtr, bdtrik  # scipy.stats takes a second to import
 
@@ -98,9 +102,9 @@ def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
 
 
 def compute_robust_deviation(values: SampleValues) -> float:
-    """Return the standard deviation of normal values, estimated so that a minority of other values does not count.
+    """Return an estimate of the standard deviation of values that a minority of outliers hardly changes.
 
-    The estimate is the median absolute deviation from the median, scaled; NaN does not count.
+    It is the median absolute deviation from the median, scaled for normally distributed values; NaNs are ignored.
     """
     array = np.asarray(values, np.float64)
     return MAD_TO_SD * float(np.nanmedian(np.abs(array - np.nanmedian(array))))
@@ -112,13 +116,13 @@ def is_interval_full(samples: SampleValues) -> bool:
 
 
 def _find_median(ordered: NDArray[np.float64], confidence: float) -> Interval:
-    """Return the median of sorted samples with an interval of the given confidence."""
+    """Return the median of sorted samples with an interval that contains the true one with probability `confidence`."""
     rank, coverage = median_ranks(len(ordered), confidence)
     return Interval(float(np.median(ordered)), float(ordered[rank - 1]), float(ordered[-rank]), coverage)
 
 
 def _sort_samples(samples: SampleValues) -> NDArray[np.float64]:
-    """Return a sorted copy of the samples; raise UsageError if there is no sample, or one is not a valid time."""
+    """Return a sorted copy of the samples; UsageError if there are none, or one is negative, infinite or NaN."""
     array = np.sort(np.asarray(samples, np.float64), axis=None)
     if not len(array):
         raise UsageError("a summary needs at least one sample; ask for at least one with --iterations")

@@ -39,7 +39,10 @@ class TextColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The layout of a table: the indices of the columns in each block, the widths of columns, the dropped columns."""
+    """The layout of a table: the indices of the columns in each block, the widths of columns, the dropped columns.
+
+    A table that is too wide is printed as several blocks, one below the other.
+    """
 
     blocks: tuple[tuple[int, ...], ...]
     widths: Mapping[int, int]
@@ -47,10 +50,10 @@ class TableLayout:
 
 
 def find_output_width(stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number of characters per line of `stream` (default: standard output), None where there is no limit.
+    """Return the number of characters per line of `stream` (None: standard output), None where there is no limit.
 
-    The width is that of the variable COLUMNS, of the stream's terminal, or of the terminal to which the launcher of
-    an MPI job on this host writes the output of its ranks.
+    The width is that of the variable COLUMNS in `environ`, of the stream's terminal, or of the terminal to which the
+    launcher of an MPI job on this host writes the output of its ranks.
     """
     if environ.get("COLUMNS", "").isdecimal() and int(environ["COLUMNS"]):
         return int(environ["COLUMNS"])
@@ -64,7 +67,7 @@ def find_output_width(stream: TextIO | None = None, environ: Mapping[str, str] =
 
 
 def _find_launcher_width() -> int | None:
-    """Return the width of the terminal to which the launcher of this process prints, None if there is none."""
+    """Return the width of the terminal to which mpirun, which started this process, prints; None if there is none."""
     import psutil
 
     try:
@@ -100,19 +103,22 @@ def lay_out_table(columns: Sequence[TextColumn], rows: Sequence[Sequence[str]], 
 
 
 def _get_narrow_width(column: TextColumn, cells: Sequence[str]) -> int:
-    """Return the width of a column whose heading breaks at every blank, and whose cells do not break."""
+    """Return the least width of a column whose heading is broken at every blank, and whose cells are not broken."""
     return max([0, *map(len, column.heading.split()), *map(len, cells)])
 
 
 def _add_widths(indices: Sequence[int], widths: Mapping[int, int]) -> int:
-    """Return the width of a block of columns."""
+    """Return the width in characters of the columns `indices` beside each other; `widths` has that of each column."""
     return sum(widths[i] for i in indices) + GAP * (len(indices) - 1)
 
 
 def _shrink_text(
     columns: Sequence[TextColumn], kept: Sequence[int], widths: Mapping[int, int], width: int
 ) -> dict[int, int]:
-    """Return `widths`, with the columns that wrap made narrower, the widest first, until the table fits `width`."""
+    """Return the widths of the columns `kept` after making columns that wrap narrower, the widest first.
+
+    They are made narrower until the table fits into `width` characters, if possible.
+    """
     shrunk = dict(widths)
     while _add_widths(kept, shrunk) > width:
         wide = [i for i in kept if columns[i].wraps and shrunk[i] > MIN_TEXT_WIDTH]
@@ -125,7 +131,10 @@ def _shrink_text(
 def _share_spare_width(
     kept: Sequence[int], widths: Mapping[int, int], natural: Mapping[int, int], width: int
 ) -> dict[int, int]:
-    """Return `widths`, widened from left to right for each column whose heading then needs no break."""
+    """Return the widths of the columns after giving them characters that are left of `width`.
+
+    From left to right, each of the columns `kept` gets its width in `natural`, with an unbroken heading, if it fits.
+    """
     shared = dict(widths)
     for i in kept:
         missing = natural[i] - shared[i]
@@ -158,7 +167,10 @@ def make_block(
     *,
     styled: bool,
 ) -> Table:
-    """Return the columns `indices` as a table of the library rich; `styled` adds a line below the headings."""
+    """Return the columns `indices` of a table as a table of the library rich.
+
+    `widths` are the widths of columns in characters; `styled` adds colours and a line below the headings.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -188,7 +200,7 @@ def format_table(
 
     Args:
         columns: headings and properties of the columns; the first one is repeated where a table is split into blocks.
-        rows: the cells, one per column.
+        rows: the rows, each with one cell per column.
         width: characters per line; None prints the table as wide as its cells.
         styled: whether to use colours and a line below the headings, for a terminal.
     """

@@ -15,7 +15,10 @@ from typing import Any
 
 
 def register() -> None:
-    """Let the rendezvous of torch.distributed import hpccoll.torch first if the group uses the backend "hpccoll"."""
+    """Let torch.distributed import hpccoll.torch at the first group with the backend "hpccoll"; called by torch.
+
+    torch calls it at `import torch`, as an extension; hpccoll.torch itself is not imported then.
+    """
     module = sys.modules.get("torch.distributed.rendezvous")  # absent if torch was built without torch.distributed
     handlers: dict[str, Callable[..., Any]] = getattr(module, "_rendezvous_handlers", {})
     for scheme, handler in handlers.items():
@@ -25,11 +28,14 @@ def register() -> None:
 def _import_first(
     handlers: dict[str, Callable[..., Any]], scheme: str, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a handler that does what `original` does, and imports hpccoll.torch if the backend is "hpccoll"."""
+    """Return a rendezvous handler of torch that calls `original`, after importing hpccoll.torch if it is needed.
+
+    It is needed if the backend is "hpccoll"; `handlers` is torch's table of handlers, and `scheme` the key in it.
+    """
 
     @wraps(original)
     def rendezvous(url: str, **options: Any) -> Any:
-        """Yield what the handler of torch or of hpccoll.torch yields."""
+        """Yield the results of torch's rendezvous handler or, for the backend "hpccoll", of that of hpccoll.torch."""
         handler = original
         if _is_backend_of_caller():
             import hpccoll.torch  # noqa: F401 - may replace the handler

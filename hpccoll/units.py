@@ -68,7 +68,9 @@ def parse_rank_counts(text: str) -> list[int]:
 
 
 def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
-    """Return sizes from `smallest`, each `factor` times the previous, then `largest`; 0 is followed by `factor`.
+    """Return sizes from `smallest` to `largest`, each `factor` times the one before; 0 is followed by `factor`.
+
+    The last size is `largest`, whether or not it is such a multiple.
 
     Raises UsageError if the range is empty or `factor` is below 2.
     """
@@ -84,9 +86,9 @@ def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
 
 
 def list_message_sizes(smallest: str | None, largest: str, factor: int) -> list[int]:
-    """Return the message sizes in bytes of the options --min-bytes, --max-bytes and --factor.
+    """Return message sizes in bytes; the arguments are the values of --min-bytes, --max-bytes and --factor.
 
-    Without a smallest size, the sizes are 8 and the powers of the factor above 8, so that most are round numbers.
+    Without a smallest size (None), they are 8 and the powers of the factor above 8, so that most are round numbers.
     """
     last = parse_size(largest)
     if smallest is not None or factor < 2 or last <= 8:

@@ -26,13 +26,19 @@ from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Operation, Round
 
 
 def linear_cost(n: int) -> Cost:
-    """A linear or double-ring barrier takes 2 (n - 1) steps and sends no data."""
+    """A linear or double-ring barrier takes 2 (n - 1) steps and sends no data.
+
+    Returns the cost of `barrier/linear` and `barrier/double_ring` on n ranks.
+    """
     return Cost(2 * (n - 1), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "linear", linear_cost, grows_linearly=True)
 def linear(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: every rank signals rank 0, one per round; then rank 0 signals every rank."""
+    """Plan a barrier: every rank signals rank 0, one per round; then rank 0 signals every rank.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
 
     def signal_rank_0(t: int) -> list[Move]:
         """Return the message of round t, in which rank t + 1 signals rank 0."""
@@ -45,7 +51,10 @@ def linear(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.BARRIER, "double_ring", linear_cost, grows_linearly=True)
 def double_ring(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: rank t mod n signals the next rank in round t, twice around the ring."""
+    """Plan a barrier: rank t mod n signals the next rank in round t, twice around the ring.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     above, below = (rank + 1) % n, (rank - 1) % n
 
     def signal_next_rank(t: int) -> list[Move]:
@@ -57,11 +66,17 @@ def double_ring(rank: IntArray, n: int) -> Rounds:
 
 
 def dissemination_cost(n: int) -> Cost:
-    """A dissemination barrier takes ceil(log2 n) steps and sends no data."""
+    """A dissemination barrier takes ceil(log2 n) steps and sends no data.
+
+    Returns the cost of `barrier/dissemination` on n ranks.
+    """
     return Cost(ceil_log2(n), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "dissemination", dissemination_cost, period=1)
 def dissemination(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: in round t every rank r signals rank r + 2**t (mod n)."""
+    """Plan a barrier: in round t every rank r signals rank r + 2**t (mod n).
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return Rounds(ceil_log2(n), 0, lambda t: [Move((rank + (1 << t)) % n, (rank - (1 << t)) % n, SIGNAL, SIGNAL)])

@@ -38,7 +38,7 @@ def find_first_reachable(rank: IntArray, digits: int) -> IntArray:
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
-    """Return the rounds of the Bine all-reduce for n ranks, n a power of two."""
+    """Return the rounds of the ranks in `rank` of the Bine all-reduce for n ranks, where n is a power of two."""
     steps = n.bit_length() - 1
 
     def reduce_scatter_round(t: int) -> list[Move]:
@@ -54,6 +54,9 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_REDUCE, "bine", rabenseifner_cost, period)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: a reduce-scatter whose distances and messages halve, then the same rounds backwards."""
+    """Plan an all-reduce: a reduce-scatter whose distances and messages halve, then the same rounds backwards.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))

@@ -28,13 +28,19 @@ from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Picks, Rounds, Spa
 
 
 def all_gather_cost(n: int) -> Cost:
-    """A message of S bytes takes ceil(log2 n) steps; every rank sends (n-1)/n S."""
+    """A message of S bytes takes ceil(log2 n) steps; every rank sends (n-1)/n S.
+
+    Returns the cost of `all_gather/bruck` and `reduce_scatter/bruck` on n ranks.
+    """
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 @algorithm(Operation.ALL_GATHER, "bruck", all_gather_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: the cyclic interval of chunks that a rank holds doubles per round, until it holds all."""
+    """Plan an all-gather: the cyclic interval of chunks that a rank holds doubles per round, until it holds all.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
 
     def all_gather_round(t: int) -> list[Move]:
         """Return round t: each rank sends all its blocks to the rank 2**t below, or as many as that rank lacks."""
@@ -48,7 +54,10 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "bruck", all_gather_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: Bruck's all-gather backwards, with sums instead of copies."""
+    """Plan a reduce-scatter: Bruck's all-gather backwards, with sums instead of copies.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
 
@@ -59,27 +68,33 @@ def _count_distances(n: int, t: int) -> int:
 
 
 def all_to_all_cost(n: int) -> Cost:
-    """S bytes take ceil(log2 n) steps; every rank sends about log2(n)/2 S (block j once per 1-bit of j)."""
+    """S bytes take ceil(log2 n) steps; every rank sends about log2(n)/2 S (block j once per 1-bit of j).
+
+    Returns the cost of `all_to_all/bruck` on n ranks; S is the message size in bytes.
+    """
     sent = Fraction(sum(_count_distances(n, t) for t in range(ceil_log2(n))), n)
     return Cost(ceil_log2(n), sent, sent)
 
 
 @algorithm(Operation.ALL_TO_ALL, "bruck", all_to_all_cost, period=1)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-to-all: in round t, all blocks that a rank sends to the rank 2**t above it share one message."""
+    """Plan an all-to-all: in round t, all blocks that a rank sends to the rank 2**t above it share one message.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     copy_own = Move(rank, rank, Span(rank, 1, n), Span(rank, 1, n, base=n))
 
     def make_hop(t: int) -> Move:
-        """Return round t's step: every block with bit t set in its distance moves 2**t ranks up."""
+        """Return round t's step: blocks move 2**t ranks up if bit t of (receiver - sender) mod n is set."""
         bit, count = 1 << t, _count_distances(n, t)
 
         def list_sent_chunks() -> IntArray:
-            """Return the chunks that each rank sends: blocks at their first hop from the input, others from scratch."""
+            """Return the chunks that each rank sends: input for a block's first hop, else blocks in transit."""
             j = np.nonzero(np.arange(n) & bit)[0]
             return np.where(j & (bit - 1) == 0, (rank[:, None] + j) % n, 2 * n + j)
 
         def list_received_chunks() -> IntArray:
-            """Return the chunks that each rank receives into: outputs at the last hop of a block, else scratch."""
+            """Return the chunks that each rank receives into: the output for a block's last hop, else the buffer."""
             j = np.nonzero(np.arange(n) & bit)[0]
             return np.where(j < 2 * bit, n + (rank[:, None] - j) % n, 2 * n + j)
 

@@ -11,7 +11,7 @@ from hpccoll.plan import Operation
 
 @cache
 def _register_built_in() -> None:
-    """Import the families of the package, which registers their algorithms."""
+    """Import the modules of all built-in algorithms, whose decorators register the algorithms."""
     from hpccoll.algorithms import (  # noqa: F401 - importing a module registers its algorithms
         barriers,
         bine,
@@ -42,20 +42,20 @@ def _register_built_in() -> None:
 
 
 def list_algorithms() -> list[Algorithm]:
-    """Return all algorithms, sorted by operation and name."""
+    """Return all built-in and user-registered algorithms, sorted by operation and name."""
     _register_built_in()
     return [registry.REGISTERED[key] for key in sorted(registry.REGISTERED, key=lambda key: (key[0].value, key[1]))]
 
 
 @cache
 def get_algorithm(operation: Operation, name: str) -> Algorithm:
-    """Return an algorithm by its name; for an unknown name raise UnknownNameError, which lists the valid names."""
+    """Return the algorithm `operation/name`; raise UnknownNameError, which lists the valid names, if there is none."""
     _register_built_in()
     return registry.get_registered(operation, name)
 
 
 def list_algorithm_names(operation: Operation) -> list[str]:
-    """Return the sorted names of an operation's algorithms."""
+    """Return the sorted names of all algorithms of an operation."""
     _register_built_in()
     return registry.list_registered_names(operation)
 
@@ -63,6 +63,8 @@ def list_algorithm_names(operation: Operation) -> list[str]:
 @cache
 def make_hierarchical(intra: str = "ring", inter: str = "double_tree") -> Algorithm:
     """Return an all-reduce made of `reduce_scatter/intra` within nodes and `all_reduce/inter` across nodes.
+
+    The sums are gathered within nodes by the rounds of `intra` backwards.
 
     Raises:
         UnknownNameError: there is no algorithm `intra` or `inter`; the message lists the known names.

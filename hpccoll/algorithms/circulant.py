@@ -38,7 +38,7 @@ _NEVER = -(2**40)  # a chunk number so low that no cycle reaches the first chunk
 
 
 def list_skips(n: int) -> list[int]:
-    """Return the ceil(log2 n) + 1 skips of n ranks, ascending: 1, ..., ceil(n/4), ceil(n/2), n."""
+    """Return the distances, in ranks, over which the algorithms of this file send: 1, ..., ceil(n/4), ceil(n/2), n."""
     descending = [n]
     while descending[-1] > 1:
         descending.append((descending[-1] + 1) // 2)
@@ -47,11 +47,14 @@ def list_skips(n: int) -> list[int]:
 
 @algorithm(Operation.REDUCE_SCATTER, "circulant", all_gather_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: each round sends half of a rank's partial sums ceil(n/2), ceil(n/4), ..., 1 ranks up."""
+    """Plan a reduce-scatter: each round sends half of a rank's partial sums ceil(n/2), ceil(n/4), ..., 1 ranks up.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     skips = list_skips(n)
 
     def reduce_scatter_round(t: int) -> list[Move]:
-        """Return round t: each rank sends blocks to the rank `skip` above, and reduces those from the rank below."""
+        """Return round t: each rank sends blocks to the rank at distance `skip` above, and reduces those from below."""
         last, skip = skips[-1 - t], skips[-2 - t]
         above, below = (rank + skip) % n, (rank - skip) % n
         return [Move(above, below, Span(rank + skip, last - skip, n), Span(rank, last - skip, n), Op.OWN_FIRST)]
@@ -61,16 +64,19 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_GATHER, "circulant", all_gather_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: the number of chunks that a rank holds about doubles per round."""
+    """Plan an all-gather: the number of chunks that a rank holds about doubles per round.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return reduce_scatter(rank, n).reversed()
 
 
 def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
-    """Return the chunk number that each of P ranks receives in each of the q rounds of the first cycle, shape (P, q).
+    """Return the chunk number that each rank receives in each of the first q = ceil(log2 n) rounds of a broadcast.
 
-    `place` is the rank relative to the root; the root's row of the result is meaningless. In the row of any other rank,
-    only the chunk that the rank receives first is >= 0; a negative entry means that nothing is received yet. Each later
-    cycle of q rounds adds q to all chunk numbers.
+    `place` is an array of ranks, counted from the root; the root's row of the result is meaningless. The result has one
+    row of q numbers per rank. In the row of any other rank, only the chunk that the rank receives first is >= 0; a
+    negative entry means that nothing is received yet. Each later cycle of q rounds adds q to all chunk numbers.
     """
     skips, column = list_skips(n), np.arange(len(place))
     q = len(skips) - 1
@@ -79,7 +85,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     free = np.ones((q + 1, len(small)), np.bool_)
 
     def walk(limit: Ints32, enough: Ints32) -> tuple[Ints32, Ints32]:
-        """Return a sum of unused skips, and the index of the last skip added.
+        """Return a sum of unused skips (distances), and the index of the last skip added.
 
         Skips are added from the largest to the smallest until the sum is > `enough`, leaving out skips that would make
         the sum > `limit`.
@@ -102,9 +108,9 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
 
 
 def _send_and_receive_schedules(place: IntArray, n: int) -> tuple[IntArray, IntArray]:
-    """Return the chunks that ranks (relative to the root) send and receive in the rounds of the schedule's first cycle.
+    """Return two arrays: the chunks that ranks send, and those that they receive, in each round of the first cycle.
 
-    Both arrays have shape (P, q) for P ranks and q = ceil(log2 n) rounds.
+    `place` has the ranks, counted from the root. The two arrays have one row per rank with q = ceil(log2 n) numbers.
     """
     skips = list_skips(n)[:-1]
     own_and_senders = (place[:, None] + np.array([0, *skips])) % n
@@ -119,19 +125,29 @@ def _send_and_receive_schedules(place: IntArray, n: int) -> tuple[IntArray, IntA
 
 
 def broadcast_cost(n: int, chunks: int) -> Cost:
-    """S bytes in k chunks take t = k - 1 + ceil(log2 n) steps; a rank sends (n-1)/n S on average, the root t/k S."""
+    """S bytes in k chunks take t = k - 1 + ceil(log2 n) steps; a rank sends (n-1)/n S on average, the root t/k S.
+
+    Returns the cost of `broadcast/circulant` on n ranks; S is the message size in bytes.
+    """
     steps = chunks - 1 + ceil_log2(n) if n > 1 else 0
     return Cost(steps, Fraction(n - 1, n), Fraction(steps, chunks))
 
 
 def reduce_cost(n: int, chunks: int) -> Cost:
-    """S bytes in k chunks take k - 1 + ceil(log2 n) steps; every rank but the root sends S once."""
+    """S bytes in k chunks take k - 1 + ceil(log2 n) steps; every rank but the root sends S once.
+
+    Returns the cost of `reduce/circulant` on n ranks; S is the message size in bytes.
+    """
     return Cost(broadcast_cost(n, chunks).steps, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
 @algorithm(Operation.BROADCAST, "circulant", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a broadcast: each rank sends one chunk per round, to the ranks at distances 1, 2, ..., ceil(n/2) in turn."""
+    """Plan a broadcast: each rank sends one chunk per round, to the ranks at distances 1, 2, ..., ceil(n/2) in turn.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `chunks` (k) is the
+    number of chunks of the message.
+    """
     if n == 1:
         return empty_rounds(chunks)
     sends, receives = _send_and_receive_schedules((rank - root) % n, n)
@@ -140,7 +156,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     skipped = -last % cycle  # rounds left out of the first cycle, so that the last cycle is complete
 
     def broadcast_round(t: int) -> list[Move]:
-        """Return round t: the chunks of the first cycle, increased by the number of rounds since then."""
+        """Return round t: the chunks of the corresponding round of the first cycle, plus the number of rounds since."""
         k = (t + skipped) % cycle
         ahead = t - k  # added to the chunk numbers of the first cycle
         sent, received = sends[:, k] + ahead, receives[:, k] + ahead
@@ -154,5 +170,9 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
 
 @algorithm(Operation.REDUCE, "circulant", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a reduce: each rank sends the partial sum of one chunk per round towards the root."""
+    """Plan a reduce: each rank sends the partial sum of one chunk per round towards the root.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `chunks` (k) is the
+    number of chunks of the message.
+    """
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)

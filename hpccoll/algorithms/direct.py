@@ -22,22 +22,31 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, S
 
 
 def one_shot_cost(n: int) -> Cost:
-    """A message of S bytes takes 1 step; every rank sends S to each of the n - 1 others."""
+    """A message of S bytes takes 1 step; every rank sends S to each of the n - 1 others.
+
+    Returns the cost of `all_reduce/one_shot` on n ranks.
+    """
     return Cost(min(n - 1, 1), Fraction(n - 1), Fraction(n - 1))
 
 
 def two_shot_cost(n: int) -> Cost:
-    """A message of S bytes takes 2 steps; every rank sends 2 (n-1)/n S."""
+    """A message of S bytes takes 2 steps; every rank sends 2 (n-1)/n S.
+
+    Returns the cost of `all_reduce/two_shot` on n ranks.
+    """
     return Cost(2 * min(n - 1, 1), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
 @algorithm(Operation.ALL_REDUCE, "one_shot", one_shot_cost, grows_linearly=True)
 def one_shot(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: every rank sends its message to every other rank and reduces all of them in rank order."""
+    """Plan an all-reduce: every rank sends its message to every other rank and reduces all of them in rank order.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     whole = Span(0, 1, 1)
 
     def make_exchange(t: int, wraps: bool) -> Move:
-        """Return a step in which rank r sends to rank (r + t) mod n, for r + t >= n if `wraps`, else for r + t < n."""
+        """Return a step in which rank r sends to rank r + t - n (if `wraps`) or r + t, if this rank exists."""
         dest, source = rank + t, rank - t
         dest = np.where((dest >= n) == wraps, dest % n, NO_PEER)
         op = np.where(source == 0, Op.COPY, Op.OWN_FIRST)
@@ -57,7 +66,10 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_REDUCE, "two_shot", two_shot_cost, period=1, grows_linearly=True)
 def two_shot(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: every rank sends chunk c to its owner, rank c, which then sends the sum to every rank."""
+    """Plan an all-reduce: every rank sends chunk c to its owner, rank c, which then sends the sum to every rank.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
 
     def reduce_scatter_or_all_gather_round(t: int) -> list[Move]:
         """Return the messages of the reduce-scatter (t = 0) or of the all-gather (t = 1)."""

@@ -4,8 +4,8 @@ The first tree is an in-order binary tree over the ranks: a rank's height is its
 of the ranks are leaves. The second tree is the same tree over mirrored ranks (n even) or over ranks shifted by one (n
 odd). The inner ranks of the first tree, except rank 0 for odd n, are leaves of the second tree. The message is cut into
 2k chunks, k per tree. A rank of height h (0 for leaves) sends chunk c up in round c + h; each chunk moves down as soon
-as the root has reduced it. Both directions of both trees are busy at once, and the all-reduce takes 2 ceil(log2 n) + k
-- 1 rounds.
+as the root has reduced it. The links of both trees are busy in both directions at once, and the all-reduce takes
+2 ceil(log2 n) + k - 1 rounds.
 
 In the broadcast the root sends to two binary trees of the n - 1 other ranks. The second tree of the broadcast is the
 first over mirrored (n odd) or shifted ranks (n even), so every rank receives the message once and sends at most S bytes
@@ -71,7 +71,10 @@ def height_of(rank: IntArray, n: int) -> IntArray:
 
 
 def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Return the pipelined reduce up the first tree to rank 0: chunks + ceil(log2 n) - 1 rounds (n >= 2)."""
+    """Return the rounds of a pipelined reduce up the first of the two trees to rank 0 (n >= 2).
+
+    The reduce takes chunks + ceil(log2 n) - 1 rounds.
+    """
     parent, children = parent_of(rank, n), children_of(rank, n)
     height = height_of(rank, n)
     is_left = children_of(np.maximum(parent, 0), n)[0] == rank
@@ -92,30 +95,39 @@ def reduce_up_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 
 def broadcast_down_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Return the pipelined broadcast down the first tree from rank 0, with as many rounds as the reduce."""
+    """Return the rounds of a pipelined broadcast from rank 0 down the first of the two trees (n >= 2).
+
+    The broadcast takes as many rounds as `reduce_up_first_tree`.
+    """
     return _send_down(reduce_up_first_tree(rank, n, chunks))
 
 
 def _send_down(reduce_up: Rounds) -> Rounds:
-    """Return the pipelined broadcast on the tree of a reduce."""
+    """Return the rounds of a pipelined broadcast down a tree, made from those of the reduce up the same tree."""
     return mirror_chunks(reduce_up.reversed())
 
 
 def _all_reduce_on_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Return the all-reduce on the first tree: reduce and broadcast, overlapped chunk by chunk."""
+    """Return the rounds of an all-reduce on the first tree: reduce and broadcast, overlapped chunk by chunk."""
     up = reduce_up_first_tree(rank, n, chunks)
     return overlay(up, _send_down(up).delayed(ceil_log2(n)))
 
 
 def all_reduce_cost(n: int, chunks: int) -> Cost:
-    """S bytes in 2 k chunks take 2 ceil(log2 n) + k - 1 steps; a rank sends 2 (n-1)/n S on average, 2 S at most."""
+    """S bytes in 2 k chunks take 2 ceil(log2 n) + k - 1 steps; a rank sends 2 (n-1)/n S on average, 2 S at most.
+
+    Returns the cost of `all_reduce/double_tree` on n ranks; S is the message size in bytes.
+    """
     steps = 2 * ceil_log2(n) + chunks - 1 if n > 1 else 0
     return Cost(steps, Fraction(2 * (n - 1), n), Fraction(min(n, 4), 2) if n > 1 else Fraction(0))
 
 
 @algorithm(Operation.ALL_REDUCE, "double_tree", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an all-reduce: chunks go up and down two complementary binary trees at once."""
+    """Plan an all-reduce: chunks go up and down two complementary binary trees at once.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of each tree.
+    """
     if n == 1:
         return empty_rounds(2 * chunks)
     first = _all_reduce_on_first_tree(rank, n, chunks)
@@ -127,19 +139,28 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 
 def broadcast_cost(n: int, chunks: int) -> Cost:
-    """S bytes in 2 k chunks take k + ceil(log2 n) - 1 steps; a rank sends (n-1)/n S on average, S at most."""
+    """S bytes in 2 k chunks take k + ceil(log2 n) - 1 steps; a rank sends (n-1)/n S on average, S at most.
+
+    Returns the cost of `broadcast/double_tree` and `reduce/double_tree` on n ranks; S is the message size in bytes.
+    """
     steps = chunks + ceil_log2(n) - 1 if n > 1 else 0
     return Cost(steps, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
 def _second_place(place: IntArray, n: int) -> IntArray:
-    """Convert ranks' places (0 is the root) in the first broadcast tree to their places in the second tree."""
+    """Return the positions of ranks in the second broadcast tree.
+
+    `place` are those in the first, where 0 is the root.
+    """
     moved = n - place if n % 2 else place % (n - 1) + 1
     return np.where(place == 0, 0, moved)
 
 
 def _first_place(second: IntArray, n: int) -> IntArray:
-    """Convert ranks' places in the second broadcast tree to their places in the first (0 is the root)."""
+    """Return the positions of ranks in the first broadcast tree, where 0 is the root.
+
+    `second` are those in the second.
+    """
     moved = n - second if n % 2 else (second - 2) % (n - 1) + 1
     return np.where(second == 0, 0, moved)
 
@@ -147,7 +168,15 @@ def _first_place(second: IntArray, n: int) -> IntArray:
 def _overlay_two_trees(
     make_tree: Callable[[IntArray, int, int], Rounds], rank: IntArray, n: int, root: int, chunks: int
 ) -> Rounds:
-    """Return the rounds of `make_tree(place, n, chunks)` on both broadcast trees, each for half of the message."""
+    """Return the rounds of `make_tree` on both broadcast trees at once, each for half of the message.
+
+    Args:
+        make_tree: returns the rounds of one tree, as `make_tree(position in the tree, n, chunks)`.
+        rank: the ranks whose rounds are returned.
+        n: the number of ranks.
+        root: the root rank.
+        chunks: the number of chunks per tree.
+    """
     if n == 1:
         return empty_rounds(2 * chunks)
     place = (rank - root) % n
@@ -159,11 +188,19 @@ def _overlay_two_trees(
 
 @algorithm(Operation.BROADCAST, "double_tree", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a broadcast: each half of the message goes down its own tree, chunk by chunk."""
+    """Plan a broadcast: each half of the message goes down its own tree, chunk by chunk.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `chunks` (k) is the
+    number of chunks of each tree.
+    """
     return _overlay_two_trees(broadcast_down_first_tree, rank, n, root, chunks)
 
 
 @algorithm(Operation.REDUCE, "double_tree", broadcast_cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a reduce: partial sums of each half of the message move up its own tree, chunk by chunk."""
+    """Plan a reduce: partial sums of each half of the message move up its own tree, chunk by chunk.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `chunks` (k) is the
+    number of chunks of each tree.
+    """
     return _overlay_two_trees(reduce_up_first_tree, rank, n, root, chunks)

@@ -7,11 +7,11 @@ suits networks on which a rank communicates with one other rank at a time. In th
 several ranks per round. For many chunks the double tree therefore takes a third of the rounds of the dual root, and the
 busiest rank sends the message twice instead of three times.
 
-The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The operands of a
-rank's sum are, from left to right, the sum of its left subtree, that of its right subtree, and its own part. At the
-roots, the sum of the tree of the lower ranks comes first. All operands are thus in rank order from 0 to n - 1, so the
-operation need not commute. Both roots evaluate the same expression, so their results agree bit for bit. Source: Traeff,
-"A Doubly-pipelined, Dual-root Reduction-to-all Algorithm", arXiv 2109.12626.
+The trees are numbered in post-order: a subtree is an interval of ranks, with its root last. The operands of a rank's
+sum are, from left to right, the sum of its left subtree, that of its right subtree, and its own part. At the roots, the
+sum of the tree of the lower ranks comes first. All operands are thus in rank order from 0 to n - 1, so the operation
+need not commute. The two roots evaluate the same expression, so the results of all ranks agree bit for bit. Source:
+Traeff, "A Doubly-pipelined, Dual-root Reduction-to-all Algorithm", arXiv 2109.12626.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ PARENT, LEFT, RIGHT = 0, 1, 2  # the rounds by which a rank exchanges with this 
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """Neighbours and depth of each rank in its tree; -1 for a missing child; the parent of a root is the other root."""
+    """The neighbours and the depth of each rank in its tree, one of two; the parent of a root is the other root.
+
+    -1 stands for a missing child.
+    """
 
     parent: IntArray
     left: IntArray
@@ -42,7 +45,7 @@ class TreePlaces:
 
 
 def find_tree_places(rank: IntArray, n: int) -> TreePlaces:
-    """Return the place of each rank in the two trees (n >= 2), by descending from both roots at once."""
+    """Return the neighbours and depth of each of the ranks `rank` in the two binary trees of n ranks (n >= 2)."""
     lower = -(-n // 2)
     low, high = np.where(rank < lower, 0, lower), np.where(rank < lower, lower - 1, n - 1)
     parent = lower - 1 + n - 1 - high
@@ -62,14 +65,20 @@ def find_tree_places(rank: IntArray, n: int) -> TreePlaces:
 
 @cache
 def find_longest_path(size: int, left: int, right: int) -> int:
-    """Return the longest root-to-leaf path of `size` ranks; edges to left children are `left` long, others `right`."""
+    """Return the length of the longest path from the root to a leaf in a tree of `size` ranks.
+
+    An edge to a left child has the length `left`, to a right child the length `right`.
+    """
     below = size - 1
     paths = [left + find_longest_path(below - below // 2, left, right)] if below else [0]
     return max(paths + ([right + find_longest_path(below // 2, left, right)] if below > 1 else []))
 
 
 def cost(n: int, chunks: int) -> Cost:
-    """S bytes in k chunks take at most 3 k + 4 log2 n steps; a rank sends 2 (n-1)/n S on average, 3 S at most."""
+    """S bytes in k chunks take at most 3 k + 4 log2 n steps; a rank sends 2 (n-1)/n S on average, 3 S at most.
+
+    Returns the cost of `all_reduce/dual_root` on n ranks; S is the message size in bytes.
+    """
     if n == 1:
         return Cost(0, Fraction(0), Fraction(0))
     half = -(-n // 2)
@@ -80,14 +89,20 @@ def cost(n: int, chunks: int) -> Cost:
 
 
 def count_rounds(n: int, chunks: int) -> int:
-    """Return the number of rounds (n >= 2): the first chunk's rounds up, across and down, and 3 per later chunk."""
+    """Return the number of rounds of the dual-root all-reduce of n >= 2 ranks.
+
+    The first chunk goes up, across and down; each later chunk adds 3 rounds.
+    """
     half = -(-n // 2)
     return find_longest_path(half, LEFT, RIGHT) + 1 + find_longest_path(half, RIGHT, LEFT) + 3 * (chunks - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Exchanges:
-    """The exchanges of each rank with `peer`: chunk i moves up and chunk i - `lag` down in round `start` + 3 i."""
+    """The exchanges of each rank with its `peer` in the tree, once every three rounds.
+
+    In round `start` + 3 i, chunk i moves up the tree and chunk i - `lag` down.
+    """
 
     peer: IntArray
     start: IntArray
@@ -108,7 +123,15 @@ class _Exchanges:
 
 
 def _make_exchanges(rank: IntArray, places: TreePlaces, longest: int, phase: int, chunks: int) -> _Exchanges:
-    """Return the exchanges of rounds t with t mod 3 == `phase`; the roots first exchange in round `longest`."""
+    """Return the exchanges in the rounds t with t mod 3 == `phase`.
+
+    Args:
+        rank: the ranks.
+        places: the neighbours and depths of the ranks in their trees.
+        longest: the round in which the roots first exchange.
+        phase: 0, 1 or 2.
+        chunks: the number of chunks.
+    """
     slot = (longest - places.lead - phase) % 3
     peer = np.choose(slot, [places.parent, places.left, places.right])
     up = np.where(rank < peer, Op.OWN_FIRST, Op.INCOMING_FIRST)
@@ -119,7 +142,10 @@ def _make_exchanges(rank: IntArray, places: TreePlaces, longest: int, phase: int
 
 @algorithm(Operation.ALL_REDUCE, "dual_root", cost)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an all-reduce: chunks go up two trees, between the roots, and down; a rank has one partner per round."""
+    """Plan an all-reduce: chunks go up two trees, between the roots, and down; a rank has one partner per round.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of the message.
+    """
     if n == 1:
         return empty_rounds(chunks)
     places, longest = find_tree_places(rank, n), find_longest_path(-(-n // 2), LEFT, RIGHT)

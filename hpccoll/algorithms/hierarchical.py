@@ -46,11 +46,22 @@ from hpccoll.plan import (
 
 
 def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Rounds:
-    """Return the rounds of the all-reduce with algorithm `intra` within groups (nodes) and `inter` across groups."""
+    """Return the rounds of an all-reduce by `intra` within groups (nodes) and `inter` across groups.
+
+    Args:
+        rank: the ranks whose rounds are returned.
+        groups: the ranks of each node.
+        intra: a reduce-scatter within nodes; its rounds backwards gather the result.
+        inter: an all-reduce across nodes.
+        chunks: the number of chunks of a pipelined `inter` or `intra`.
+    """
     owners = min(groups.sizes)
 
     def reduce_scatter_to_owners(slot: IntArray, size: int) -> Rounds:
-        """Return the rounds within one node after which the owner of each slice has the node's sum of the slice."""
+        """Return the rounds after which the owner of each slice (share of the message) has its sum over one node.
+
+        `slot` has the local ranks, and `size` is the number of ranks of the node.
+        """
         scatter = _make_level(intra, np.minimum(slot, owners - 1), owners, chunks)
         further = reduce_into_core(slot, size, owners, Span(0, scatter.chunks, scatter.chunks), scatter.chunks)
         return further + keep_ranks(scatter, slot < owners)
@@ -66,7 +77,10 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
 
 
 def _make_level(level: Algorithm, rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Return the rounds of the algorithm `level` on n ranks; `chunks` is ignored unless `level` is pipelined."""
+    """Return the rounds of the algorithm `level` (within or across nodes) on n ranks.
+
+    `chunks` counts if it is pipelined.
+    """
     return level.make_rounds(rank, n, chunks=chunks) if "chunks" in level.parameters else level.make_rounds(rank, n)
 
 
@@ -79,7 +93,7 @@ def _level_cost(level: Algorithm, n: int, chunks: int) -> Cost:
 
 
 def _cost(n: int, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Cost:
-    """Return the cost of the composed all-reduce, from the stated costs of `intra` and `inter`."""
+    """Return the cost of the all-reduce by `intra` within and `inter` across groups, from the stated costs of both."""
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within, between = _level_cost(intra, owners, chunks), _level_cost(inter, nodes, chunks)
     layers = -(-max(groups.sizes) // owners) - 1
@@ -91,7 +105,7 @@ def _cost(n: int, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: in
 
 @cache
 def _most_sent(groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Fraction:
-    """Return the bytes that the busiest rank sends, divided by the message size, for nodes of different sizes."""
+    """Return the bytes that the busiest rank sends, divided by the message size, if groups differ in size."""
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within = count_moved(_make_level(intra, np.arange(owners), owners, chunks), owners)
     between = count_moved(_make_level(inter, np.arange(nodes), nodes, chunks), nodes)
@@ -117,7 +131,7 @@ def count_moved(rounds: Rounds, n: int) -> list[Fraction]:
 
 
 def _period(n: int, groups: Groups, inter: Algorithm, chunks: int) -> int:
-    """Return the period p (rank r + p acts like rank r); n if nodes differ in size or interleave their ranks."""
+    """Return the period p (rank r + p acts like rank r) of the plan; n if nodes differ in size or interleave ranks."""
     nodes = len(groups.sizes)
     period = inter.plan(nodes, chunks=chunks).period or nodes
     return n if groups.common_size is None or groups.members is not None else period * groups.common_size
@@ -135,7 +149,10 @@ def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
         return _make_rounds(rank, nodes or Groups((n,)), intra, inter, chunks)
 
     def cost(n: int, chunks: int = 1, nodes: Groups | None = None) -> Cost:
-        """Return twice the cost of `intra` on the smallest node plus the cost of `inter` for one rank's share."""
+        """Return the cost: twice that of `intra` on the smallest node, plus that of `inter` for a slice.
+
+        A slice is the share of the message that one rank of the smallest node owns.
+        """
         return _cost(n, nodes or Groups((n,)), intra, inter, chunks)
 
     def period(n: int, chunks: int = 1, nodes: Groups | None = None) -> int:
@@ -149,30 +166,45 @@ def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
 
 
 def _default_levels() -> tuple[Algorithm, Algorithm]:
-    """Return the two parts of `all_reduce/hierarchical`: a ring within nodes, a double tree across nodes."""
+    """Return the algorithms that `all_reduce/hierarchical` consists of: ring within nodes, double tree across nodes."""
     return get_registered(Operation.REDUCE_SCATTER, "ring"), get_registered(Operation.ALL_REDUCE, "double_tree")
 
 
 def all_reduce_cost(n: int, chunks: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks: 2 (L-1) + 2 ceil(log2 N) + k - 1 steps; a rank sends (2 (L-1) + 2 (N-1)/N) S/L on average."""
+    """N nodes of L ranks: 2 (L-1) + 2 ceil(log2 N) + k - 1 steps; a rank sends (2 (L-1) + 2 (N-1)/N) S/L on average.
+
+    Returns the cost of `all_reduce/hierarchical` on n ranks; S is the message size in bytes. `nodes` has the ranks of
+    each node (None: one node).
+    """
     return _cost(n, nodes or Groups((n,)), *_default_levels(), chunks)
 
 
 @algorithm(Operation.ALL_REDUCE, "hierarchical", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int, chunks: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-reduce: a ring reduce-scatter within nodes, a double tree across nodes, and the ring backwards."""
+    """Plan an all-reduce: a ring reduce-scatter within nodes, a double tree across nodes, and the ring backwards.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of each half of
+    a slice and `nodes` has the ranks of each node (None: one node).
+    """
     return _make_rounds(rank, nodes or Groups((n,)), *_default_levels(), chunks)
 
 
 def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """A barrier on N nodes of at most L ranks takes 2 ceil(log2 L) + ceil(log2 N) steps and sends no data."""
+    """A barrier on N nodes of at most L ranks takes 2 ceil(log2 L) + ceil(log2 N) steps and sends no data.
+
+    Returns the cost of `barrier/hierarchical` on n ranks. `nodes` has the ranks of each node (None: one node).
+    """
     groups = nodes or Groups((n,))
     return Cost(2 * ceil_log2(max(groups.sizes)) + ceil_log2(len(groups.sizes)), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "hierarchical", barrier_cost)
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a barrier: a binomial tree up within each node, dissemination among the nodes, and the tree down again."""
+    """Plan a barrier: a binomial tree up within each node, dissemination among the nodes, and the tree down again.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
+    node).
+    """
     groups = nodes or Groups((n,))
     tree = run_in_groups(lambda slot, size: tree_broadcast(slot, size, 0), groups, rank)
     down = tree.map_regions(lambda _: SIGNAL, 0)

@@ -24,14 +24,21 @@ from hpccoll.plan import Cost, Groups, IntArray, Move, Operation, Picks, Rounds,
 
 
 def split_into_even_groups(n: int, nodes: Groups | None) -> Groups:
-    """Divide nodes (None means a single node) into groups of the largest size that divides the size of every node."""
+    """Return the nodes divided into groups of equal size: the largest size that divides that of every node.
+
+    `nodes` is None for a single node of n ranks.
+    """
     groups = nodes or Groups((n,))
     size = gcd(*groups.sizes)
     return Groups((size,) * (n // size), groups.members)
 
 
 def cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take L + N - 2 steps; every rank sends ((L-1) N + (N-1) L) / n S."""
+    """S bytes on N nodes of L ranks take L + N - 2 steps; every rank sends ((L-1) N + (N-1) L) / n S.
+
+    Returns the cost of `all_to_all/hierarchical` on n ranks; S is the message size in bytes. `nodes` has the ranks of
+    each node (None: one node).
+    """
     size = split_into_even_groups(n, nodes).sizes[0]
     groups = n // size
     sent = Fraction((size - 1) * groups + (groups - 1) * size, n)
@@ -46,7 +53,11 @@ def period(n: int, nodes: Groups | None = None) -> int:
 
 @algorithm(Operation.ALL_TO_ALL, "hierarchical", cost, period)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-to-all: blocks move within the node to the receiver's local rank, then to the receiver's node."""
+    """Plan an all-to-all: blocks move within the node to the receiver's local rank, then to the receiver's node.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
+    node).
+    """
     groups = split_into_even_groups(n, nodes)
     size, count, rank_at = groups.sizes[0], len(groups.sizes), groups.make_rank_lookup()
     group, slot = groups.locate(rank)
@@ -60,7 +71,7 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
         return Move(rank_at(group * size + to_slot), rank_at(group * size + from_slot), sent, received)
 
     def send_between_nodes(t: int) -> Move:
-        """Return round t between nodes: each rank sends one message t nodes up, to the same local rank."""
+        """Return round t between nodes: each rank sends one message to the rank of equal local rank, t nodes up."""
         to_group, from_group = (group + t) % count, (group - t) % count
         sent = Picks(size, lambda: 2 * n + every_slot * count + to_group[:, None])
         received = Picks(size, lambda: n + rank_at(from_group[:, None] * size + every_slot))

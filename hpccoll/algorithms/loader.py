@@ -56,7 +56,7 @@ _PREFIX = "hpccoll own "  # starts the names of loaded modules; no importable mo
 
 
 def is_file_reference(text: str) -> bool:
-    """Whether `text` names a function, a plan or a published schedule in a file rather than a registered algorithm."""
+    """Whether `text` refers to a file (a function, plan or published schedule in it) and is no registered name."""
     return has_plan_suffix(text) or text.endswith(".py") or ".py:" in text
 
 
@@ -66,10 +66,11 @@ def is_user_defined(known: Algorithm) -> bool:
 
 
 def load_algorithm(reference: str) -> Algorithm:
-    """Run the file of `FILE.py:FUNCTION`, add the function to the registry, and return it as an unproven algorithm.
+    """Load the algorithm that `FILE.py:FUNCTION`, `FILE.json` or `FILE.xml` refers to, register it, and return it.
 
-    `FILE.json` may be a plan, and `FILE.json` and `FILE.xml` published schedules, which are proven; the algorithm has
-    the name of the file without its suffix.
+    A Python file is executed, and its function is not proven. `FILE.json` may be a plan, which is not proven, and
+    `FILE.json` and `FILE.xml` published schedules, which are proven; the algorithm has the name of the file without its
+    suffix.
 
     Raises:
         UsageError: no such file, function or plan, an unknown operation, or the name of a built-in algorithm.
@@ -96,12 +97,13 @@ def load_algorithm(reference: str) -> Algorithm:
 
 
 def _register_plan(plan: Plan) -> Algorithm:
-    """Add a plan that was read from a file to the registry, and return it as an algorithm for its number of ranks."""
+    """Register a plan that was read from a file, and return it as an algorithm for this plan's number of ranks only."""
     known = registry.REGISTERED.get((plan.operation, plan.algorithm))
     if known is not None and known.file_plan is None:
         raise UsageError(f"the file has the name of the algorithm {known.full_name}; give the file another name")
 
     def make_rounds(rank: IntArray, n: int) -> Rounds:  # noqa: ARG001 - the plan is for one number of ranks
+        """Return the rounds of the plan for the ranks in `rank`; n is the number of ranks of the plan."""
         return plan.make(rank)
 
     make_rounds.__module__ = _PREFIX + plan.algorithm
@@ -141,7 +143,7 @@ def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks:
 
 
 class _UncachedLoader(SourceFileLoader):
-    """Reads the source file on every import, since the bytecode cache misses edits within the same second."""
+    """Imports a source file without the bytecode cache, which misses edits within the same second."""
 
     def path_stats(self, path: str) -> NoReturn:
         """Raise OSError, which makes the base class ignore the bytecode cache."""
@@ -149,7 +151,10 @@ class _UncachedLoader(SourceFileLoader):
 
 
 def import_user_file(path: str, error_type: type[HpccollError] = PlanError) -> ModuleType:
-    """Execute a Python file and return it as a module; exceptions become `error_type` and name file and line."""
+    """Execute a Python file and return it as a module.
+
+    Exceptions in the file are raised as `error_type`, whose message names file and line.
+    """
     name = _PREFIX + path
     spec = spec_from_file_location(name, path, loader=_UncachedLoader(name, path))
     if spec is None or spec.loader is None:
@@ -167,7 +172,10 @@ def import_user_file(path: str, error_type: type[HpccollError] = PlanError) -> M
 
 
 def _infer_operation(path: str, name: str) -> Operation:
-    """Return the operation whose name is part of the function name `name`; "all_reduce" wins over "reduce"."""
+    """Return the operation that the function name `name` contains; "all_reduce" wins over "reduce".
+
+    Raises UsageError, which names the file `path`, if it contains none.
+    """
     matches = [operation for operation in Operation if operation.value in name]
     if not matches:
         valid = ", ".join(operation.value for operation in Operation)
@@ -184,10 +192,18 @@ def prove_algorithm(
     counts: Sequence[Count] = (0, 1, 7),
     nodes: Nodes = None,
 ) -> Proof:
-    """Prove the plan of `candidate` on `ranks` ranks and return the proof; nothing is sent.
+    """Prove the plan of `candidate` on `ranks` ranks in this process, without messages; return the proof.
 
     For a user's own algorithm, also check the returned types, and that the function returns the same steps for a rank
     when called for that rank alone as when called for all ranks.
+
+    Args:
+        candidate: the algorithm.
+        ranks: the number of ranks.
+        root: the root of a rooted operation.
+        chunks: the number of chunks that a pipelined algorithm cuts the message into.
+        counts: the numbers of elements for which sent and received sizes must match.
+        nodes: the number of ranks on each node, or the ranks of each node; None for a single node.
 
     Raises:
         PlanError: the plan is wrong (the message names round, rank and chunk) or the algorithm raises an exception.
@@ -203,7 +219,7 @@ def prove_algorithm(
 
 
 def _is_symmetric(plan: Plan) -> bool:
-    """Whether a plan is for so many ranks that it is proven by its symmetry, and has one."""
+    """Whether a plan is to be proven by its symmetry: it has a symmetry, and too many ranks for `check`."""
     return plan.ranks > MOST_FULLY_PROVEN and can_prove_by_symmetry(plan)
 
 
@@ -237,19 +253,22 @@ def prove_single_rank_columns(plan: Plan) -> None:
 
 
 def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
-    """Return the steps of the rank at `index` as values that can be compared: peers, chunks and ops."""
+    """Return the steps of one rank as values that can be compared: peers, chunks and operations.
+
+    `index` is the position of the rank in the arrays of `steps`, and `ranks` the number of ranks in them.
+    """
 
     def take(value: Ints) -> int:
-        """Return entry `index` of `value`, which is one number for all ranks or an array with an entry per rank."""
+        """Return the entry of the rank in `value`, which is one number for all ranks or an array by rank."""
         return int(np.broadcast_to(np.asarray(value), (ranks,))[index])
 
     def list_chunks(peer: int, region: Region) -> list[int]:
-        """Return the chunks of the rank in a region; none without a peer."""
+        """Return the chunks of the rank in a region; none if its `peer` is -1."""
         ids = region.ids(ranks)[index].tolist() if peer != NO_PEER else []
         return [chunk for chunk in ids if chunk != NO_CHUNK]
 
     def take_fields(step: Step) -> object:
-        """Return the peers, chunks and op of the rank in a step."""
+        """Return the peers, the chunks and the operation of the rank in a step."""
         if isinstance(step, Fence):
             return take(step.leader)
         if isinstance(step, Store):
@@ -277,7 +296,10 @@ def format_user_location(error: BaseException) -> str:
 
 @contextmanager
 def _raise_user_error(subject: str, error_type: type[HpccollError] = PlanError) -> Iterator[None]:
-    """Convert exceptions in the body, except HpccollErrors, into `error_type`, which names the user's file and line."""
+    """Context manager that turns exceptions of its body, except HpccollErrors, into `error_type`.
+
+    The message begins with `subject` and names the line of the user's file.
+    """
     try:
         yield
     except HpccollError:

@@ -21,29 +21,38 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Ints, Move, Op, Operation, Rou
 
 
 def _count_steps(n: int) -> int:
-    """Return the number of steps: n/2 for even n, (n-1)/2 + 2 for odd n, 0 for a single rank."""
+    """Return the number of steps on n ranks: n/2 for even n, (n-1)/2 + 2 for odd n, 0 for a single rank."""
     return n // 2 + 2 * (n % 2) if n > 1 else 0
 
 
 def all_gather_cost(n: int) -> Cost:
-    """S bytes take n/2 steps (+2 for odd n); each rank sends (n-1)/n S, but rank n-2 up to (2n-1)/n S for odd n."""
+    """S bytes take n/2 steps (+2 for odd n); each rank sends (n-1)/n S, but rank n-2 up to (2n-1)/n S for odd n.
+
+    Returns the cost of `all_gather/neighbor_exchange` on n ranks; S is the message size in bytes.
+    """
     most = n - 1 if n % 2 == 0 or n == 1 else min(2 * n - 1, 4 * (n - 2))
     return Cost(_count_steps(n), Fraction(n - 1, n), Fraction(most, n))
 
 
 def reduce_scatter_cost(n: int) -> Cost:
-    """A message of S bytes takes n/2 steps (+2 for odd n); every rank sends (n-1)/n S."""
+    """A message of S bytes takes n/2 steps (+2 for odd n); every rank sends (n-1)/n S.
+
+    Returns the cost of `reduce_scatter/neighbor_exchange` on n ranks.
+    """
     return Cost(_count_steps(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 def _period(n: int) -> int:
-    """Return the period p (rank r + p acts like rank r): 2 for even n, else n."""
+    """Return the period p (rank r + p acts like rank r) of the plans: 2 for even n, else n."""
     return n if n % 2 else 2
 
 
 @algorithm(Operation.ALL_GATHER, "neighbor_exchange", all_gather_cost, period=_period)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: ranks exchange the blocks that arrived last with their left and right neighbour in turn."""
+    """Plan an all-gather: ranks exchange the blocks that arrived last with their left and right neighbour in turn.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     if n == 1:
         return empty_rounds(1)
     odd, even = n % 2, n - n % 2
@@ -56,7 +65,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
         return Span(ranks, 1 + (ranks == n - 2) if odd else 1, n)
 
     def received_blocks(t: int) -> Span:
-        """Return the blocks received in round t: those of the pair (t + 1) // 2 pairs away, on alternating sides."""
+        """Return the two blocks that each rank receives in round t: those of a pair (t + 1) // 2 pairs away."""
         origin: Ints = pair + direction * (t // 2 if t % 2 == 0 else -(t + 1) // 2)
         if not odd:
             return Span(origin, 1, pairs, unit=2)
@@ -78,5 +87,8 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "neighbor_exchange", reduce_scatter_cost, period=_period)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: partial sums of blocks move between neighbours, two blocks per message."""
+    """Plan a reduce-scatter: partial sums of blocks move between neighbours, two blocks per message.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return all_gather(rank, n).reversed(Op.OWN_FIRST)

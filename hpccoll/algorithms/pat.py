@@ -24,12 +24,12 @@ from hpccoll.plan import IntArray, Move, Op, Operation, Picks, Rounds
 
 
 def _count_blocks(n: int, distance: int, parent: int, spacing: int) -> int:
-    """Return how many ranks `parent` + i * `spacing` (i >= 0) have a child, `distance` ranks above, that is below n."""
+    """Return the number of ranks p = parent + i * spacing (i >= 0) that have a child p + distance below n in a tree."""
     return -(-(n - distance - parent) // spacing)
 
 
 def _count_far_rounds(n: int, most: int | None) -> int:
-    """Return how many first rounds of a plan with at most `most` blocks per message are as in a plan without limit."""
+    """Return the number of first rounds that a limit of `most` blocks per message does not change (None: no limit)."""
     q = ceil_log2(n)
     return max((t for t in range(q) if most is None or _count_blocks(n, 1, 0, 1 << (q - t)) <= most), default=0)
 
@@ -39,6 +39,8 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
     """Plan an all-gather: each block moves down its own binomial tree, farthest ranks first; blocks share messages.
 
     A message holds at most `most` blocks (None: no limit). A lower `most` costs more rounds, not more bytes.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
     """
     q = ceil_log2(n)
     far = _count_far_rounds(n, most)
@@ -58,7 +60,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         count = _count_blocks(n, distance, parent, spacing)
 
         def sent_blocks(sender: IntArray) -> Picks:
-            """Return the blocks that each rank in `sender` sends in round t: those in whose trees it is a parent."""
+            """Return the blocks that each rank in `sender` sends now: those in whose trees it is a parent."""
             return Picks(count, lambda: (sender[:, None] - parent - spacing * np.arange(count)) % n)
 
         dest, source = (rank + distance) % n, (rank - distance) % n
@@ -69,5 +71,9 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "pat", all_gather_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int, most: int | None = None) -> Rounds:
-    """Plan a reduce-scatter: each block's partial sums move up the block's own binomial tree."""
+    """Plan a reduce-scatter: each block's partial sums move up the block's own binomial tree.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. A message holds at most `most` blocks (None: no
+    limit).
+    """
     return all_gather(rank, n, most).reversed(Op.OWN_FIRST)

@@ -17,15 +17,19 @@ MOST_SEGMENTS: Final = 256
 
 
 def choose_segment_count(plan: Plan, sizes: IntArray, itemsize: int, message_bytes: int = MESSAGE_BYTES) -> int:
-    """Return the number of segments, equal on all ranks, that makes messages between nodes about `message_bytes` long.
+    """Return the number of segments of a message, equal on all ranks, for messages between nodes of `message_bytes`.
 
-    `plan` is a plan of a two-level algorithm; `sizes` are the element counts of its C chunks, shape (C,).
+    Args:
+        plan: the plan of a two-level algorithm.
+        sizes: the element count of each chunk.
+        itemsize: the bytes of an element.
+        message_bytes: the bytes that a message between nodes should have about.
     """
     return min(max(-(-_count_longest_message(plan, sizes) * itemsize // message_bytes), 1), MOST_SEGMENTS)
 
 
 def _count_longest_message(plan: Plan, sizes: IntArray) -> int:
-    """Return the number of elements of the longest message that rank 0 sends or receives.
+    """Return the number of elements of the longest message of rank 0; `sizes` has the element count of each chunk.
 
     Every rank looks at the messages of rank 0, so that all ranks return the same number.
     """

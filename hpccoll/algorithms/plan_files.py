@@ -25,7 +25,10 @@ _NAME = str.maketrans(dict.fromkeys(" /:()[]{}'\"\\,;", "_"))
 
 @dataclass(frozen=True, slots=True)
 class PublishedVerdict:
-    """The verdict on a file: the program and its proof, or the `failure`; its plan and `check`'s proof, or why not."""
+    """The result of judging the file of a published schedule.
+
+    Either the program and its proof, or the `failure`; and the plan and its proof, or the reason `no_plan`.
+    """
 
     path: str
     program: BlockProgram | None
@@ -37,7 +40,7 @@ class PublishedVerdict:
 
 
 def is_published_file(name: str) -> bool:
-    """Whether `name` has the suffix of a published schedule, .xml or .json, and is not the file of a plan."""
+    """Whether `name` has the suffix .xml or .json of a published schedule, and is not a file that has a plan."""
     return has_plan_suffix(name) and not _begins_as_plan(name)
 
 
@@ -47,7 +50,7 @@ def has_plan_suffix(name: str) -> bool:
 
 
 def _begins_as_plan(name: str) -> bool:
-    """Whether a file that can be read begins as a plan in JSON of any version does (plan/interchange/json_plans.py)."""
+    """Whether the file `name` can be read and begins as hpccoll's JSON files of plans do, in any version."""
     try:
         with open(name, "rb") as file:  # noqa: PTH123 - `name` may be any string
             return FORMAT.rpartition("/")[0].encode() in file.read(4096)
@@ -65,12 +68,12 @@ def _read_text(path: str) -> str:
 
 
 def _get_stem(path: str) -> str:
-    """Return the name of a file without its folder and suffix."""
+    """Return the name of the file `path` without its folder and suffix."""
     return path.replace("\\", "/").rpartition("/")[2].rpartition(".")[0]
 
 
 def read_plan(path: str) -> Plan:
-    """Return the plan in a JSON file, unproven; raise UsageError or PlanError as `from_json` does."""
+    """Return the plan in a JSON file, without proving it; raise UsageError or PlanError if the file is wrong."""
     return from_json(_read_text(path), path)
 
 
@@ -86,11 +89,13 @@ def read_published(path: str) -> BlockProgram:
 
 
 def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
-    """Return the verdict on a published schedule; raise UsageError if the file cannot be read.
+    """Read a published schedule, prove it, convert it to a plan, and return the results of all steps.
 
     Args:
         path: the file.
         buffered: a number of buffered messages per link with which the schedule must not deadlock; None for no limit.
+
+    Raises UsageError if the file cannot be read.
     """
     program, proof, failure, plan, plan_proof, no_plan = None, None, None, None, None, None
     try:
@@ -110,7 +115,7 @@ def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
 
 
 def load_plan(path: str) -> Plan:
-    """Return the plan in a file, with the name of the file as that of its algorithm; published schedules are proven.
+    """Return the plan in a file, named after the file; a published schedule is proven and converted.
 
     Raises:
         UsageError: the file cannot be read, or contains neither a plan nor a published schedule.
@@ -122,7 +127,7 @@ def load_plan(path: str) -> Plan:
 
 
 def _load_published_plan(path: str) -> Plan:
-    """Return the proven plan of a published schedule.
+    """Return the plan of a published schedule in the file `path`, after proving the schedule.
 
     Raises:
         UsageError: the file cannot be read.

@@ -32,7 +32,10 @@ from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Op, Operation, R
 
 
 def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
-    """Return the cost of an all-reduce whose butterfly takes `core_steps` and sends `core_sent` times S per rank."""
+    """Return the cost of an all-reduce of n ranks that runs a butterfly among a power of two of them.
+
+    `core_steps` are the steps of the butterfly, and `core_sent` the bytes that a rank sends in it, as a multiple of S.
+    """
     core = floor_power_of_two(n)
     extras = n - core
     mean = (core * core_sent + 2 * extras) / n
@@ -43,25 +46,33 @@ def doubling_cost(n: int) -> Cost:
     """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); c ranks send log2 c S each.
 
     If n is not a power of two, ranks that also act for another rank (proxies) send S more.
+
+    Returns the cost of `all_reduce/recursive_doubling` on n ranks; S is the message size in bytes.
     """
     rounds = n.bit_length() - 1
     return folded_cost(n, rounds, Fraction(rounds))
 
 
 def rabenseifner_cost(n: int) -> Cost:
-    """With c the largest power of two <= n, S bytes take 2 log2 c steps (+2 if c < n); c ranks send 2 (c-1)/c S."""
+    """With c the largest power of two <= n, S bytes take 2 log2 c steps (+2 if c < n); c ranks send 2 (c-1)/c S.
+
+    Returns the cost of `all_reduce/rabenseifner` on n ranks; S is the message size in bytes.
+    """
     core = floor_power_of_two(n)
     return folded_cost(n, 2 * (n.bit_length() - 1), Fraction(2 * (core - 1), core))
 
 
 @algorithm(Operation.ALL_REDUCE, "recursive_doubling", doubling_cost)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: in round t each rank exchanges the whole message with the rank at distance 2**t."""
+    """Plan an all-reduce: in round t each rank exchanges the whole message with the rank at distance 2**t.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return fold_ranks(_doubling, rank, n, floor_power_of_two(n), Span(0, 1, 1))
 
 
 def _doubling(rank: IntArray, n: int) -> Rounds:
-    """Return the rounds of the all-reduce by recursive doubling for n ranks, n a power of two."""
+    """Return the rounds of the ranks in `rank` of an all-reduce by recursive doubling; n is a power of two."""
     whole = Span(0, 1, 1)
 
     def exchange_round(t: int) -> list[Move]:
@@ -74,19 +85,22 @@ def _doubling(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_REDUCE, "rabenseifner", rabenseifner_cost)
 def rabenseifner(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: a reduce-scatter by recursive halving, then the same rounds backwards as an all-gather."""
+    """Plan an all-reduce: a reduce-scatter by recursive halving, then the same rounds backwards as an all-gather.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
-    """Return the rounds of Rabenseifner's all-reduce for n ranks, n a power of two."""
+    """Return the rounds of the ranks in `rank` of Rabenseifner's all-reduce; n is a power of two."""
     halving = recursive_halving(rank, n)
     return halving + halving.reversed()
 
 
 def recursive_halving(rank: IntArray, n: int) -> Rounds:
-    """Return the rounds of the reduce-scatter by recursive halving for n ranks, n a power of two."""
+    """Return the rounds of the ranks in `rank` of a reduce-scatter by recursive halving; n is a power of two."""
 
     def reduce_scatter_round(t: int) -> list[Move]:
         """Return round t: each pair of ranks splits its blocks in halves; each rank reduces one half."""
@@ -98,7 +112,7 @@ def recursive_halving(rank: IntArray, n: int) -> Rounds:
 
 
 def _count_block_steps(n: int) -> int:
-    """Return the number of steps: log2 c, and two more if c < n (c: the largest power of two <= n)."""
+    """Return the steps of the all-gather: log2 c, and two more if c < n, where c is the largest power of two <= n."""
     return n.bit_length() - 1 + 2 * (n > floor_power_of_two(n))
 
 
@@ -106,6 +120,8 @@ def all_gather_cost(n: int) -> Cost:
     """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); ranks send (n-1)/n S on average.
 
     Rank 0 sends most: (n-1)/n S, or more if n is not a power of two.
+
+    Returns the cost of `all_gather/recursive_doubling` on n ranks; S is the message size in bytes.
     """
     core, extras = floor_power_of_two(n), n - floor_power_of_two(n)
     doubled = sum((1 << t) + min(1 << t, extras) for t in range(n.bit_length() - 1))
@@ -113,24 +129,33 @@ def all_gather_cost(n: int) -> Cost:
 
 
 def reduce_scatter_cost(n: int) -> Cost:
-    """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); every rank sends (n-1)/n S."""
+    """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); every rank sends (n-1)/n S.
+
+    Returns the cost of `reduce_scatter/recursive_halving` on n ranks; S is the message size in bytes.
+    """
     return Cost(_count_block_steps(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 def barrier_cost(n: int) -> Cost:
-    """With c the largest power of two <= n, a barrier takes log2 c steps (+2 if c < n) and sends no data."""
+    """With c the largest power of two <= n, a barrier takes log2 c steps (+2 if c < n) and sends no data.
+
+    Returns the cost of `barrier/recursive_doubling` on n ranks.
+    """
     return Cost(_count_block_steps(n), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.ALL_GATHER, "recursive_doubling", all_gather_cost)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: in round t each rank exchanges all its blocks with the rank at distance 2**t."""
+    """Plan an all-gather: in round t each rank exchanges all its blocks with the rank at distance 2**t.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     extras = n - floor_power_of_two(n)
     place = np.where(rank < 2 * extras, rank // 2, rank - extras)  # 0 to c-1 in the butterfly; extra ranks: the proxy's
     is_extra = (rank < 2 * extras) & (rank % 2 == 1)
 
     def find_rank(places: IntArray) -> IntArray:
-        """Return the rank at each position in the butterfly; the rank's number is also that of its first chunk."""
+        """Return the rank at each of the positions `places` in the butterfly, and so the number of its first chunk."""
         return places + np.minimum(places, extras)
 
     def list_blocks(places: IntArray, size: int) -> Span:
@@ -138,7 +163,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
         return Span(find_rank(places), find_rank(places + size) - find_rank(places), n)
 
     def doubling_round(t: int) -> list[Move]:
-        """Return round t: ranks whose places differ in bit t exchange all blocks that they have."""
+        """Return round t: ranks whose positions in the butterfly differ in bit t exchange all blocks that they have."""
         size = 1 << t
         peer, peer_rank = place ^ size, find_rank(place ^ size)
         return [Move(peer_rank, peer_rank, list_blocks(place & -size, size), list_blocks(peer & -size, size))]
@@ -153,11 +178,17 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "recursive_halving", reduce_scatter_cost)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: in each round a rank sends half of its partial sums to its partner."""
+    """Plan a reduce-scatter: in each round a rank sends half of its partial sums to its partner.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
 
 @algorithm(Operation.BARRIER, "recursive_doubling", barrier_cost)
 def barrier(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: in round t each rank exchanges empty messages with the rank at distance 2**t."""
+    """Plan a barrier: in round t each rank exchanges empty messages with the rank at distance 2**t.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return all_gather(rank, n).map_regions(lambda _: SIGNAL, 0)

@@ -52,12 +52,12 @@ class Algorithm:
 
     @property
     def is_two_level(self) -> bool:
-        """Whether ranks use shared memory within nodes and messages between nodes."""
+        """Whether the algorithm uses shared memory within nodes and messages between nodes."""
         return self.uses_shared_memory and "nodes" in self.parameters
 
     @property
     def only_ranks(self) -> int | None:
-        """The only number of ranks with a plan, if the plan was read from a file."""
+        """The only number of ranks with a plan if the algorithm was read from the file of a plan; else None."""
         return self.file_plan.ranks if self.file_plan is not None else None
 
     def plan(self, ranks: int, root: int = 0, chunks: int = 1, nodes: Nodes = None) -> Plan:
@@ -101,7 +101,7 @@ class Algorithm:
         )
 
     def _get_file_plan(self, plan: Plan, ranks: int, root: int) -> Plan:
-        """Return the plan of a file; raise UsageError if it has another number of ranks or another root."""
+        """Return `plan`, which was read from a file; raise UsageError if it is for other `ranks` or another `root`."""
         if ranks != plan.ranks or (self.operation.has_root and root != plan.root):
             roots = [f" and root {each}" * self.operation.has_root for each in (plan.root, root)]
             raise UsageError(
@@ -131,12 +131,21 @@ def algorithm(
 ) -> Callable[[Make], Make]:
     """Return a decorator that registers a function as the algorithm `operation/name` and returns it unchanged.
 
-    The arguments are fields of `Algorithm`; `name` is from the literature where there is one. `check` proves that the
-    rounds implement `operation` and have the stated `cost`, and `simulate` verifies `period` on a sample of ranks.
+    Args:
+        operation: the collective that the function's plans carry out.
+        name: the name of the algorithm, from the literature where there is one.
+        cost: returns the stated cost of a plan, which `check` compares with the real cost; None if none is stated.
+        period: the number p with which rank r + p acts like rank r, or a function that returns it; None if there is
+            none.
+        uses_shared_memory: whether the plans have loads, stores or fences.
+        grows_linearly: whether each further node adds the same time and bytes.
     """
 
     def register(make: Make) -> Make:
-        """Register `make` and return it; a user's algorithm replaces a built-in one of the same name."""
+        """Register `make` as the algorithm and return it.
+
+        A user's algorithm replaces a built-in one of the same name.
+        """
         made = make_algorithm(operation, name, make, cost, period, uses_shared_memory=uses_shared_memory)
         made = replace(made, grows_linearly=grows_linearly)
         if make.__module__.startswith("hpccoll.algorithms."):
@@ -157,16 +166,21 @@ def make_algorithm(
     *,
     uses_shared_memory: bool = False,
 ) -> Algorithm:
-    """Return an algorithm without adding it to the registry; the arguments are those of the decorator `algorithm`."""
+    """Return an algorithm that is not registered; the arguments are those of the decorator `algorithm`.
+
+    `make` returns the rounds of the algorithm's plans.
+    """
     parameters = _list_parameters(make) & {"root", "chunks", "nodes", "rates"}
     return Algorithm(operation, name, make, cost, parameters, period, uses_shared_memory)
 
 
 def get_registered(operation: Operation, name: str) -> Algorithm:
-    """Return an algorithm of the table; for an unknown name raise UnknownNameError, which lists the known names.
+    """Return the registered algorithm `operation/name`.
 
-    Only algorithms whose files are imported are in the table: `catalogue.get_algorithm` imports all built-in ones. A
-    name such as `weighted@4:4:1` is that of an algorithm with the rates of links.
+    Raises UnknownNameError, which lists the names, if there is none.
+
+    Only algorithms whose files are imported are registered: `catalogue.get_algorithm` imports all built-in ones. A name
+    such as `weighted@4:4:1` is that of an algorithm with the rates of links.
     """
     base, at, rates = name.partition(RATES_MARK)
     known = REGISTERED.get((operation, base))
@@ -178,7 +192,10 @@ def get_registered(operation: Operation, name: str) -> Algorithm:
 
 
 def _set_rates(known: Algorithm, rates: str) -> Algorithm:
-    """Return an algorithm with the rates that a name states after the mark; raise UsageError if they are wrong."""
+    """Return the algorithm `known` with the rates of links in the text `rates`, such as `4:4:1`.
+
+    Raises UsageError if the rates are wrong.
+    """
     words = rates.split(":")
     if "rates" not in known.parameters or not all(word.isdecimal() and 0 < int(word) < 2**31 for word in words):
         raise UsageError(
@@ -189,5 +206,5 @@ def _set_rates(known: Algorithm, rates: str) -> Algorithm:
 
 
 def list_registered_names(operation: Operation) -> list[str]:
-    """Return the sorted names of an operation's algorithms in the table."""
+    """Return the sorted names of an operation's registered algorithms."""
     return [name for registered, name in sorted(REGISTERED, key=str) if registered is operation]

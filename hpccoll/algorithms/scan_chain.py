@@ -25,37 +25,49 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Ints, Move, Op, Operation, Rou
 
 
 def scan_cost(n: int, chunks: int) -> Cost:
-    """S bytes in k chunks take k + n - 2 steps; every rank but the last sends S."""
+    """S bytes in k chunks take k + n - 2 steps; every rank but the last sends S.
+
+    Returns the cost of `scan/chain` on n ranks; S is the message size in bytes.
+    """
     return broadcast_cost(n, chunks)
 
 
 @algorithm(Operation.SCAN, "chain", scan_cost, grows_linearly=True)
 def scan(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an inclusive scan: rank r sends its sum of chunk c to rank r + 1 in round r + c."""
+    """Plan an inclusive scan: rank r sends its sum of chunk c to rank r + 1 in round r + c.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of the message.
+    """
 
     def add_incoming(step: Step) -> Step:
-        """Return the step with received data as the left operand of a reduction instead of a copy."""
+        """Return the step with its copy replaced by a reduction that has the received data as its left operand."""
         return replace(step, op=Op.INCOMING_FIRST) if isinstance(step, Move) else step
 
     return broadcast(rank, n, 0, chunks).map_steps(add_incoming)
 
 
 def exscan_cost(n: int, chunks: int) -> Cost:
-    """S bytes in k > 1 chunks take k + 2 n - 4 steps (one chunk: n - 1); every rank but the last sends S."""
+    """S bytes in k > 1 chunks take k + 2 n - 4 steps (one chunk: n - 1); every rank but the last sends S.
+
+    Returns the cost of `exscan/chain` on n ranks; S is the message size in bytes.
+    """
     steps = 0 if n == 1 else n - 1 if chunks == 1 else chunks + 2 * n - 4
     return Cost(steps, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
 @algorithm(Operation.EXSCAN, "chain", exscan_cost, grows_linearly=True)
 def exscan(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an exclusive scan: rank r sends chunk c of the sum that includes its data to rank r + 1 in round 2 r + c."""
+    """Plan an exclusive scan: rank r sends chunk c of the sum that includes its data to rank r + 1 in round 2 r + c.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of the message.
+    """
     if n == 1:
         return empty_rounds(2 * chunks)
     received_at = np.where(rank < n - 1, chunks, 0)
     forwards = (rank > 0) & (rank < n - 1)
 
     def chunk(number: IntArray, base: Ints) -> Span:
-        """Return the region of one chunk: number `number` of those that start at `base`."""
+        """Return the region of one chunk: chunk `number` of the k chunks that start at `base`."""
         return Span(number, 1, chunks, base=base)
 
     def exscan_round(t: int) -> list[Move]:

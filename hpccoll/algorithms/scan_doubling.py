@@ -28,14 +28,20 @@ WHOLE = Span(0, 1, 1)
 
 
 def scan_cost(n: int) -> Cost:
-    """S bytes take ceil(log2 n) steps; in a step of distance d, n - d ranks send S."""
+    """S bytes take ceil(log2 n) steps; in a step of distance d, n - d ranks send S.
+
+    Returns the cost of `scan/hillis_steele` on n ranks; S is the message size in bytes.
+    """
     steps = ceil_log2(n)
     return Cost(steps, Fraction(sum(n - (1 << t) for t in range(steps)), n), Fraction(steps))
 
 
 @algorithm(Operation.SCAN, "hillis_steele", scan_cost)
 def scan(rank: IntArray, n: int) -> Rounds:
-    """Plan an inclusive scan: in round t every rank adds the sum that the rank 2**t below it holds."""
+    """Plan an inclusive scan: in round t every rank adds the sum that the rank 2**t below it holds.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
 
     def add_below_round(t: int) -> list[Move]:
         """Return round t: each rank sends to the rank 2**t above, which adds the data on the left."""
@@ -46,13 +52,16 @@ def scan(rank: IntArray, n: int) -> Rounds:
 
 
 def _list_distances(n: int) -> list[int]:
-    """Return the distances of the rounds with messages of the exclusive scan on n ranks: 1, 2, 3, 6, 12, ..."""
+    """Return the distances, in ranks, of the exclusive scan's rounds on n ranks: 1, 2, 3, 6, 12, and so on."""
     later = [3 << t for t in range(ceil_log2(n))]
     return [d for d in (1, 2, *later) if d < n and (d < 3 or d < n - 1)]
 
 
 def exscan_cost(n: int) -> Cost:
-    """S bytes take about log2(4/3 n) steps; in a step of distance d, n - d ranks send S (one fewer for d >= 3)."""
+    """S bytes take about log2(4/3 n) steps; in a step of distance d, n - d ranks send S (one fewer for d >= 3).
+
+    Returns the cost of `exscan/doubling_123` on n ranks; S is the message size in bytes.
+    """
     distances = _list_distances(n)
     sent = sum(n - d - (d >= 3) for d in distances)
     return Cost(len(distances), Fraction(sent, n), Fraction(len(distances)))
@@ -60,7 +69,10 @@ def exscan_cost(n: int) -> Cost:
 
 @algorithm(Operation.EXSCAN, "doubling_123", exscan_cost)
 def exscan(rank: IntArray, n: int) -> Rounds:
-    """Plan an exclusive scan: ranks add sums of ranks at the distances 1, 2, 3, 6, 12, ... below them."""
+    """Plan an exclusive scan: ranks add sums of ranks at the distances 1, 2, 3, 6, 12, ... below them.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     distances = _list_distances(n)
     forwards = rank + 2 < n  # the other ranks collect the sum in chunk 0
     collected = Span(0, 1, 1, base=np.where(forwards, 1, 0))
@@ -80,6 +92,9 @@ def exscan(rank: IntArray, n: int) -> Rounds:
 
 
 def _shift(rank: IntArray, n: int, distance: int, lowest: int) -> tuple[IntArray, IntArray]:
-    """Return each rank's receiver, `distance` above it, and sender, `distance` below; no rank below `lowest` sends."""
+    """Return two arrays: the rank `distance` above each rank, its receiver, and the rank `distance` below, its sender.
+
+    -1 stands for none; ranks below `lowest` do not send.
+    """
     dest = np.where((rank >= lowest) & (rank + distance < n), rank + distance, NO_PEER)
     return dest, np.where(rank - distance >= lowest, rank - distance, NO_PEER)

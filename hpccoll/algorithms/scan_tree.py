@@ -24,31 +24,37 @@ WHOLE = Span(0, 1, 1)
 
 
 def _list_rounds(n: int) -> list[tuple[int, int]]:
-    """Return the rounds as pairs of a distance and an offset: ranks r with (r + 1) mod 2d == offset send d ranks up."""
+    """Return the rounds of the scan as pairs (d, offset): ranks r with (r + 1) mod 2d == offset send d ranks up."""
     up = [1 << t for t in range(floor_power_of_two(n).bit_length() - 1)]
     return [(d, d) for d in up] + [(d, 0) for d in reversed(up) if 3 * d <= n]
 
 
 def _find_senders(rank: IntArray, n: int, distance: int, offset: int) -> IntArray:
-    """Return a mask of the ranks that send to the rank `distance` above them."""
+    """Return a mask of the ranks that send `distance` ranks up in a round with this distance and offset."""
     return np.asarray((rank >= 0) & ((rank + 1) % (2 * distance) == offset) & (rank + distance < n))
 
 
 def _count_sent(n: int) -> IntArray:
-    """Return how often each rank sends the message in an inclusive scan, shape (n,)."""
+    """Return the number of times that each rank sends the message in an inclusive scan, shape (n,)."""
     rank = np.arange(n)
     return np.asarray(sum((_find_senders(rank, n, *each) for each in _list_rounds(n)), np.zeros(n, np.int64)))
 
 
 def scan_cost(n: int) -> Cost:
-    """S bytes take about 2 log2 n - 1 steps; a rank sends less than 2 S on average."""
+    """S bytes take about 2 log2 n - 1 steps; a rank sends less than 2 S on average.
+
+    Returns the cost of `scan/tree` on n ranks; S is the message size in bytes.
+    """
     sent = _count_sent(n)
     return Cost(len(_list_rounds(n)), Fraction(int(sent.sum()), n), Fraction(int(sent.max())))
 
 
 @algorithm(Operation.SCAN, "tree", scan_cost)
 def scan(rank: IntArray, n: int) -> Rounds:
-    """Plan an inclusive scan: sums of blocks of ranks move up a binomial tree, sums from rank 0 on move down."""
+    """Plan an inclusive scan: sums of blocks of ranks move up a binomial tree, sums from rank 0 on move down.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     rounds = _list_rounds(n)
 
     def add_below_round(t: int) -> list[Move]:
@@ -62,7 +68,10 @@ def scan(rank: IntArray, n: int) -> Rounds:
 
 
 def exscan_cost(n: int) -> Cost:
-    """S bytes take one step more than the inclusive scan of n - 1 ranks; a rank sends less than 3 S on average."""
+    """S bytes take one step more than the inclusive scan of n - 1 ranks; a rank sends less than 3 S on average.
+
+    Returns the cost of `exscan/tree` on n ranks; S is the message size in bytes.
+    """
     if n == 1:
         return Cost(0, Fraction(0), Fraction(0))
     sent = 1 + np.append(_count_sent(n - 1), -1)  # the last rank sends nothing
@@ -72,7 +81,10 @@ def exscan_cost(n: int) -> Cost:
 
 @algorithm(Operation.EXSCAN, "tree", exscan_cost)
 def exscan(rank: IntArray, n: int) -> Rounds:
-    """Plan an exclusive scan: every rank sends its data to the next rank; then the ranks above 0 run `scan`."""
+    """Plan an exclusive scan: every rank sends its data to the next rank; then the ranks above 0 run `scan`.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     dest, source = np.where(rank < n - 1, rank + 1, NO_PEER), rank - 1
     shift = Rounds(min(n - 1, 1), 1, lambda _: [Move(dest, source, WHOLE, WHOLE)])
     if n > 1:

@@ -24,12 +24,18 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, S
 
 
 def broadcast_cost(n: int) -> Cost:
-    """S bytes take 2 ceil(log2 n) steps; a rank sends (n-1)/n S on average, the root 2 (n-1)/n S."""
+    """S bytes take 2 ceil(log2 n) steps; a rank sends (n-1)/n S on average, the root 2 (n-1)/n S.
+
+    Returns the cost of `broadcast/scatter_all_gather` on n ranks; S is the message size in bytes.
+    """
     return Cost(2 * ceil_log2(n), Fraction(n - 1, n), Fraction(2 * (n - 1), n))
 
 
 def reduce_cost(n: int) -> Cost:
-    """A message of S bytes takes 2 ceil(log2 n) steps; every rank but the root sends S."""
+    """A message of S bytes takes 2 ceil(log2 n) steps; every rank but the root sends S.
+
+    Returns the cost of `reduce/scatter_all_gather` on n ranks.
+    """
     return Cost(2 * ceil_log2(n), Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
@@ -37,7 +43,10 @@ def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
     """Return Bruck's all-gather without the chunks that their receivers already hold after a scatter from `root`."""
 
     def count_held(place: IntArray) -> IntArray:
-        """Return how many consecutive chunks each rank (relative to the root) holds after the scatter."""
+        """Return the number of consecutive chunks that each rank holds after the scatter.
+
+        `place` is the rank minus root.
+        """
         return np.where(place == 0, n, np.minimum(place & -place, n - place))
 
     place = (rank - root) % n
@@ -58,11 +67,17 @@ def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.BROADCAST, "scatter_all_gather", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a broadcast: a binomial scatter, then Bruck's all-gather of the missing chunks."""
+    """Plan a broadcast: a binomial scatter, then Bruck's all-gather of the missing chunks.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return scatter(rank, n, root) + _all_gather_missing(rank, n, root)
 
 
 @algorithm(Operation.REDUCE, "scatter_all_gather", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a reduce: the broadcast backwards, that is a reduce-scatter, then a gather that adds partial sums."""
+    """Plan a reduce: the broadcast backwards, that is a reduce-scatter, then a gather that adds partial sums.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return broadcast(rank, n, root).reversed(Op.OWN_FIRST)

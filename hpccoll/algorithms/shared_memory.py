@@ -28,14 +28,17 @@ MakeRound = Callable[[], Sequence[Step]]
 
 
 def between_fences(rank: IntArray, n: int, chunks: int, *work: MakeRound) -> Rounds:
-    """Return a fence of all n ranks, one round per function in `work`, and a second fence; no rounds if n == 1."""
+    """Return a fence of all n ranks, one round per function in `work`, and a second fence; no rounds if n is 1.
+
+    `chunks` is the number of chunks per rank.
+    """
     everyone = Fence(np.zeros_like(rank))
     rounds: list[MakeRound] = [lambda: [everyone], *work, lambda: [everyone]]
     return Rounds(len(rounds) if n > 1 else 0, chunks, lambda t: rounds[t]())
 
 
 def _peers(rank: IntArray, n: int) -> list[IntArray]:
-    """Return, for each rank r, the other ranks r+1, r+2, ..., r-1 (mod n) in the order in which r accesses them."""
+    """Return, for each rank r in `rank`, the ranks r+1, r+2, ..., r-1 (mod n) in the order in which r accesses them."""
     return [(rank + distance) % n for distance in range(1, n)]
 
 
@@ -51,24 +54,33 @@ def _steps_unless_alone(n: int, steps: int) -> int:
 
 
 def one_shot_cost(n: int) -> Cost:
-    """S bytes take 1 step between two fences; every rank loads S from each of the n - 1 others."""
+    """S bytes take 1 step between two fences; every rank loads S from each of the n - 1 others.
+
+    Returns the cost of `all_reduce/shared_one_shot` on n ranks; S is the message size in bytes.
+    """
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1), Fraction(n - 1))
 
 
 @algorithm(Operation.ALL_REDUCE, "shared_one_shot", one_shot_cost, uses_shared_memory=True, grows_linearly=True)
 def one_shot(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: every rank reduces the vectors of all ranks in rank order, directly from their memory."""
+    """Plan an all-reduce: every rank reduces the vectors of all ranks in rank order, directly from their memory.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     whole = Span(0, 1, 1)
 
     def reduce_in_rank_order() -> list[Step]:
-        """Return the load steps in which every rank reads and reduces the vectors of ranks 0, 1, ..., n-1."""
+        """Return the load steps in which every rank reads and reduces the vectors of ranks 0, 1, ..., n-1 in order."""
         return [Load(np.full_like(rank, peer), whole, whole, Op.OWN_FIRST if peer else Op.COPY) for peer in range(n)]
 
     return between_fences(rank, n, 1, reduce_in_rank_order)
 
 
 def two_shot_cost(n: int) -> Cost:
-    """S bytes take 2 steps between two fences; every rank loads (n-1)/n S and stores as much."""
+    """S bytes take 2 steps between two fences; every rank loads (n-1)/n S and stores as much.
+
+    Returns the cost of `all_reduce/shared_two_shot` on n ranks; S is the message size in bytes.
+    """
     return Cost(_steps_unless_alone(n, 2), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
@@ -76,7 +88,10 @@ def two_shot_cost(n: int) -> Cost:
     Operation.ALL_REDUCE, "shared_two_shot", two_shot_cost, period=1, uses_shared_memory=True, grows_linearly=True
 )
 def two_shot(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: every rank reduces its own chunk from the memory of all ranks and stores it to all."""
+    """Plan an all-reduce: every rank reduces its own chunk from the memory of all ranks and stores it to all.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     own = Span(rank, 1, n)
     # The stores need no fence before them: rank r overwrites only chunk r of other ranks, which only rank r reads.
     work: list[MakeRound] = [lambda: _reduce_own_chunk(rank, n), lambda: [Store(p, own, own) for p in _peers(rank, n)]]
@@ -84,59 +99,87 @@ def two_shot(rank: IntArray, n: int) -> Rounds:
 
 
 def block_cost(n: int) -> Cost:
-    """S bytes take 1 step between two fences; every rank loads or stores (n-1)/n S."""
+    """S bytes take 1 step between two fences; every rank loads or stores (n-1)/n S.
+
+    Returns the cost of `reduce_scatter/shared`, `all_gather/shared`, `broadcast/shared` and others on n ranks; S is the
+    message size in bytes.
+    """
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 @algorithm(Operation.REDUCE_SCATTER, "shared", block_cost, period=1, uses_shared_memory=True, grows_linearly=True)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: every rank reduces its own block from the memory of all ranks."""
+    """Plan a reduce-scatter: every rank reduces its own block from the memory of all ranks.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n))
 
 
 @algorithm(Operation.ALL_GATHER, "shared", block_cost, period=1, uses_shared_memory=True, grows_linearly=True)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: every rank loads the block of every other rank."""
+    """Plan an all-gather: every rank loads the block of every other rank.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return between_fences(
         rank, n, n, lambda: [Load(peer, Span(peer, 1, n), Span(peer, 1, n)) for peer in _peers(rank, n)]
     )
 
 
 def rooted_cost(n: int) -> Cost:
-    """S bytes take 1 step between two fences; every rank but the root loads or stores S/n."""
+    """S bytes take 1 step between two fences; every rank but the root loads or stores S/n.
+
+    Returns the cost of `gather/shared` and `scatter/shared` on n ranks; S is the message size in bytes.
+    """
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1, n * n), Fraction(_steps_unless_alone(n, 1), n))
 
 
 @algorithm(Operation.GATHER, "shared", rooted_cost, uses_shared_memory=True, grows_linearly=True)
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a gather: every rank stores its block in the root's memory."""
+    """Plan a gather: every rank stores its block in the root's memory.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: [Store(dest, own, own)])
 
 
 @algorithm(Operation.SCATTER, "shared", rooted_cost, uses_shared_memory=True, grows_linearly=True)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a scatter: every rank loads its block from the root's memory."""
+    """Plan a scatter: every rank loads its block from the root's memory.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     own, source = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: [Load(source, own, own)])
 
 
 def reduce_cost(n: int) -> Cost:
-    """S bytes take 2 steps between two fences; every rank loads (n-1)/n S, and all but the root store S/n."""
+    """S bytes take 2 steps between two fences; every rank loads (n-1)/n S, and all but the root store S/n.
+
+    Returns the cost of `reduce/shared` on n ranks; S is the message size in bytes.
+    """
     loaded = Fraction(n - 1, n)
     return Cost(_steps_unless_alone(n, 2), loaded + loaded / n, Fraction(_steps_unless_alone(n, 1)))
 
 
 @algorithm(Operation.REDUCE, "shared", reduce_cost, uses_shared_memory=True, grows_linearly=True)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a reduce: every rank reduces its own chunk from the memory of all ranks and stores it to the root."""
+    """Plan a reduce: every rank reduces its own chunk from the memory of all ranks and stores it to the root.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n), lambda: [Store(dest, own, own)])
 
 
 @algorithm(Operation.BROADCAST, "shared", block_cost, uses_shared_memory=True, grows_linearly=True)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a broadcast: the root stores one chunk to all ranks, while they load the other chunks from it."""
+    """Plan a broadcast: the root stores one chunk to all ranks, while they load the other chunks from it.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     own, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
 
     def store_and_load() -> list[Step]:
@@ -149,7 +192,10 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.ALL_TO_ALL, "shared", block_cost, period=1, uses_shared_memory=True, grows_linearly=True)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-to-all: every rank loads its block from every rank; input chunks are 0 to n-1, output n to 2n-1."""
+    """Plan an all-to-all: every rank loads its block from every rank; input chunks are 0 to n-1, output n to 2n-1.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     own = Span(rank, 1, n)
 
     def load_own_blocks() -> list[Step]:
@@ -160,11 +206,17 @@ def all_to_all(rank: IntArray, n: int) -> Rounds:
 
 
 def barrier_cost(n: int) -> Cost:  # noqa: ARG001 - the same for every n
-    """A barrier is one fence, which takes no steps and moves no data."""
+    """A barrier is one fence, which takes no steps and moves no data.
+
+    Returns the cost of `barrier/shared` on n ranks.
+    """
     return Cost(0, Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "shared", barrier_cost, period=1, uses_shared_memory=True)
 def barrier(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: one fence of all ranks."""
+    """Plan a barrier: one fence of all ranks.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     return Rounds(min(n - 1, 1), 0, lambda _: [Fence(np.zeros_like(rank))])

@@ -23,13 +23,13 @@ from hpccoll.plan import IntArray, Move, Op, Operation, Picks, Rounds, Span, fol
 
 
 def find_partner(rank: IntArray, step: int, n: int) -> IntArray:
-    """Return each rank's partner in round `step`, (1 - (-2)**(step+1)) / 3 ranks above even and below odd ranks."""
+    """Return each rank's partner in round `step`: (1 - (-2)**(step+1)) / 3 ranks above even and below odd ranks."""
     distance = (1 - (-2) ** (step + 1)) // 3
     return np.asarray(np.where(rank % 2 == 0, rank + distance, rank - distance) % n, np.int64)
 
 
 def find_reachable(rank: IntArray, step: int, n: int) -> IntArray:
-    """Return each rank and all ranks that it reaches from round `step` on, sorted, shape (P, n >> step) for P ranks.
+    """Return each rank and all ranks that it reaches from round `step` on, sorted: one row of n >> step ranks per rank.
 
     Sorting makes adjacent chunks contiguous in a message.
     """
@@ -40,7 +40,7 @@ def find_reachable(rank: IntArray, step: int, n: int) -> IntArray:
 
 
 def _halving_doubling(rank: IntArray, n: int) -> Rounds:
-    """Return the rounds of the Swing all-reduce for n ranks, n a power of two."""
+    """Return the rounds of the ranks in `rank` of the Swing all-reduce; n is a power of two."""
 
     def reduce_scatter_round(t: int) -> list[Move]:
         """Return round t: each rank sends the blocks that its partner keeps, and reduces its own ones."""
@@ -60,6 +60,9 @@ def period(n: int) -> int:
 
 @algorithm(Operation.ALL_REDUCE, "swing", rabenseifner_cost, period)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: a reduce-scatter with halving messages and growing distances, then the rounds backwards."""
+    """Plan an all-reduce: a reduce-scatter with halving messages and growing distances, then the rounds backwards.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    """
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))

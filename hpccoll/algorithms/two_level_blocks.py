@@ -45,7 +45,7 @@ from hpccoll.plan import (
 
 
 class _Columns(TwoLevelRounds):
-    """Builds the rounds of a plan, within and between nodes; a column is the ranks of one slot (local rank)."""
+    """Builds the rounds of a plan within and between nodes; a column is the ranks with one local rank, one per node."""
 
     def __init__(self, rank: IntArray, n: int, nodes: Groups | None) -> None:
         super().__init__(rank, split_into_even_groups(n, nodes), n)
@@ -54,32 +54,35 @@ class _Columns(TwoLevelRounds):
         self._rank_at_place = self.groups.make_rank_lookup()
 
     def rank_at(self, group: IntArray, slot: IntArray) -> IntArray:
-        """Return the ranks with the given slots (local ranks) in the given groups."""
+        """Return the ranks with local rank `slot` in the nodes `group`; both are arrays."""
         return self._rank_at_place(group * self.size + slot)
 
     def blocks(self, slot: IntArray) -> Region:
-        """Return, for each local rank in `slot`, the blocks of the ranks that have it, one on each node (a column)."""
+        """Return, for each local rank in `slot`, the blocks of all ranks that have it, one rank per node."""
         return Picks(self.count, lambda: self.rank_at(np.arange(self.count), slot[:, None]))
 
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:
-        """Return rounds in which the ranks of each column (equal local ranks) run `operation/inter` on their blocks."""
+        """Return rounds in which the ranks of equal local rank run `operation/inter` on their blocks."""
         rounds = run_across_groups(get_registered(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def to_column(region: Region) -> Region:
-            """Return a region of nodes' chunks as the ranks' chunks in this rank's column."""
+            """Return the region with each node's chunk replaced by that of the rank of this local rank on the node."""
             size = int(np.max(region.size))
             return Picks(size, lambda: self.rank_at(region.ids(len(self.rank)), self.slot[:, None]))
 
         return rounds.map_regions(to_column, self.chunks)
 
     def peers(self) -> list[tuple[IntArray, IntArray]]:
-        """Return the other ranks of each rank's group with their local ranks, beginning with the next local rank."""
+        """Return pairs of arrays (peer, local rank of the peer) with the other ranks of each rank's node.
+
+        The first pair has the next local rank of each rank, and so on in a cycle.
+        """
         others = iterate_group_peers(self.groups, self.rank)
         return [(peer, (self.slot + d) % self.size) for d, peer in enumerate(others, 1)]
 
 
 def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cost:
-    """Return the cost of the two-level reduce-scatter or all-gather with algorithm `inter` across nodes."""
+    """Return the cost of the two-level reduce-scatter or all-gather; `inter` is the algorithm across nodes."""
     groups = split_into_even_groups(n, nodes)
     size, between = groups.sizes[0], get_registered(operation, inter).plan(len(groups.sizes)).cost
     steps, mean, most = (between.steps, between.mean, between.most) if between else (0, Fraction(0), Fraction(0))
@@ -87,7 +90,7 @@ def _cost(n: int, nodes: Groups | None, operation: Operation, inter: str) -> Cos
 
 
 def _reduce_scatter(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rounds:
-    """Return the rounds of the two-level reduce-scatter with algorithm `inter` across nodes."""
+    """Return the rounds of the two-level reduce-scatter; `inter` is the name of the algorithm across nodes."""
     columns = _Columns(rank, n, nodes)
     own = columns.blocks(columns.slot)
     loads = columns.transfer(lambda: [Load(peer, own, own, Op.OWN_FIRST) for peer, _ in columns.peers()])
@@ -95,7 +98,11 @@ def _reduce_scatter(rank: IntArray, n: int, nodes: Groups | None, inter: str) ->
 
 
 def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take N steps; every rank moves (L - 1 + (N-1)/N) S/L."""
+    """S bytes on N nodes of L ranks take N steps; every rank moves (L - 1 + (N-1)/N) S/L.
+
+    Returns the cost of `reduce_scatter/hierarchical_ring` on n ranks; S is the message size in bytes. `nodes` has the
+    ranks of each node (None: one node).
+    """
     return _cost(n, nodes, Operation.REDUCE_SCATTER, "ring")
 
 
@@ -112,23 +119,34 @@ def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> 
 
     Within its node, each rank reduces the blocks whose receivers, on any node, have its local rank. The ranks of equal
     local rank then run a ring reduce-scatter of these blocks.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
+    node).
     """
     return _reduce_scatter(rank, n, nodes, "ring")
 
 
 def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take 1 + ceil(log2 N) steps; every rank moves (L - 1 + (N-1)/N) S/L."""
+    """S bytes on N nodes of L ranks take 1 + ceil(log2 N) steps; every rank moves (L - 1 + (N-1)/N) S/L.
+
+    Returns the cost of `reduce_scatter/hierarchical_bruck` on n ranks; S is the message size in bytes. `nodes` has the
+    ranks of each node (None: one node).
+    """
     return _cost(n, nodes, Operation.REDUCE_SCATTER, "bruck")
 
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_bruck", reduce_scatter_bruck_cost, period, uses_shared_memory=True)
 def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce-scatter: as `reduce_scatter_ring`, but with the Bruck algorithm between nodes."""
+    """Plan a reduce-scatter: as `reduce_scatter_ring`, but with the Bruck algorithm between nodes.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
+    node).
+    """
     return _reduce_scatter(rank, n, nodes, "bruck")
 
 
 def _all_gather(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rounds:
-    """Return the rounds of the two-level all-gather with algorithm `inter` across nodes."""
+    """Return the rounds of the two-level all-gather; `inter` is the name of the algorithm across nodes."""
     columns = _Columns(rank, n, nodes)
     loads = columns.transfer(
         lambda: [Load(peer, columns.blocks(slot), columns.blocks(slot)) for peer, slot in columns.peers()]
@@ -138,7 +156,11 @@ def _all_gather(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rou
 
 
 def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take N steps; every rank moves (L - 1 + (N-1)/N) S/L."""
+    """S bytes on N nodes of L ranks take N steps; every rank moves (L - 1 + (N-1)/N) S/L.
+
+    Returns the cost of `all_gather/hierarchical_ring` on n ranks; S is the message size in bytes. `nodes` has the ranks
+    of each node (None: one node).
+    """
     return _cost(n, nodes, Operation.ALL_GATHER, "ring")
 
 
@@ -151,23 +173,39 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     grows_linearly=True,
 )
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: ranks of equal local rank gather on a ring, then load the other blocks within their node."""
+    """Plan an all-gather: ranks of equal local rank gather on a ring, then load the other blocks within their node.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
+    node).
+    """
     return _all_gather(rank, n, nodes, "ring")
 
 
 def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take ceil(log2 N) + 1 steps; every rank moves (L - 1 + (N-1)/N) S/L."""
+    """S bytes on N nodes of L ranks take ceil(log2 N) + 1 steps; every rank moves (L - 1 + (N-1)/N) S/L.
+
+    Returns the cost of `all_gather/hierarchical_bruck` on n ranks; S is the message size in bytes. `nodes` has the
+    ranks of each node (None: one node).
+    """
     return _cost(n, nodes, Operation.ALL_GATHER, "bruck")
 
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, uses_shared_memory=True)
 def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: as `all_gather_ring`, but with the Bruck algorithm between nodes."""
+    """Plan an all-gather: as `all_gather_ring`, but with the Bruck algorithm between nodes.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
+    node).
+    """
     return _all_gather(rank, n, nodes, "bruck")
 
 
 def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
-    """S bytes take 2 steps; each of L ranks of the root's node stores S/L, a rank of another node sends its block."""
+    """S bytes take 2 steps; each of L ranks of the root's node stores S/L, a rank of another node sends its block.
+
+    Returns the cost of `gather/hierarchical_direct` on n ranks; S is the message size in bytes. `nodes` has the ranks
+    of each node (None: one node).
+    """
     size = split_into_even_groups(n, nodes).sizes[0]
     across_nodes, within = n > size, size > 1
     mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
@@ -176,12 +214,16 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
 
 @algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True, grows_linearly=True)
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a gather: each block goes to the rank of equal local rank on the root's node, and from there to the root."""
+    """Plan a gather: each block goes to the rank of equal local rank on the root's node, and from there to the root.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
+    of each node (None: one node).
+    """
     columns = _Columns(rank, n, nodes)
     home = int(columns.groups.locate(np.array([root]))[0][0])
 
     def send_to_home_node(_: int) -> list[Step]:
-        """Return the round in which every rank sends its block to its counterpart on the root's node."""
+        """Return the round in which every rank sends its block to the rank of equal local rank on the root's node."""
         moves: list[Step] = []
         for distance in range(1, columns.count):
             group = (home + distance) % columns.count
@@ -201,7 +243,11 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
 
 
 def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
-    """S bytes take 2 steps; each of L ranks of the root's node loads S/L and sends all of it except its own block."""
+    """S bytes take 2 steps; each of L ranks of the root's node loads S/L and sends all of it except its own block.
+
+    Returns the cost of `scatter/hierarchical_direct` on n ranks; S is the message size in bytes. `nodes` has the ranks
+    of each node (None: one node).
+    """
     size = split_into_even_groups(n, nodes).sizes[0]
     mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
     return Cost((n > size) + (size > 1), mean, Fraction(size > 1, size) + Fraction(n // size - 1, n))
@@ -209,12 +255,20 @@ def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noq
 
 @algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True, grows_linearly=True)
 def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a scatter: each rank of the root's node loads the blocks for ranks of its local rank and sends them."""
+    """Plan a scatter: each rank of the root's node loads the blocks for ranks of its local rank and sends them.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
+    of each node (None: one node).
+    """
     return gather(rank, n, root, nodes).reversed()
 
 
 def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take N steps; every rank moves ((L-1) N + (N-1) L) / n S."""
+    """S bytes on N nodes of L ranks take N steps; every rank moves ((L-1) N + (N-1) L) / n S.
+
+    Returns the cost of `all_to_all/hierarchical_pairwise` on n ranks; S is the message size in bytes. `nodes` has the
+    ranks of each node (None: one node).
+    """
     size = split_into_even_groups(n, nodes).sizes[0]
     moved = Fraction((size - 1) * (n // size) + n - size, n)
     return Cost((size > 1) + n // size - 1, moved, moved)
@@ -226,8 +280,11 @@ def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-to-all that exchanges blocks first within each node, then between nodes.
 
-    Each rank loads, from all ranks of its node, the blocks whose receivers have its local rank. It then sends one
+    Each rank loads, from all ranks of its node, the blocks whose receivers have its local rank. The rank then sends one
     message to the rank of equal local rank on each other node.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
+    node).
     """
     columns = _Columns(rank, n, nodes)
     if columns.size == 1:
@@ -236,7 +293,7 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     group, slot, output, transit = columns.group[:, None], columns.slot[:, None], n, 2 * n
 
     def find_load_target(peer: IntArray, peer_slot: IntArray) -> Region:
-        """Return the chunks that `peer`'s blocks are loaded into: outputs, or buffers for receivers on other nodes."""
+        """Return the chunks into which blocks of `peer` (local rank `peer_slot`) are loaded: outputs or buffers."""
         chunks = transit + every_group * size + peer_slot[:, None]
         return Picks(columns.count, lambda: np.where(every_group == group, output + peer[:, None], chunks))
 

@@ -44,24 +44,27 @@ from hpccoll.plan import (
 
 
 class TwoLevelRounds:
-    """Makes the rounds within the groups (nodes) of a plan that has `chunks` chunks per rank."""
+    """Makes the rounds within nodes (`groups`) of a plan that has `chunks` chunks per rank."""
 
     def __init__(self, rank: IntArray, groups: Groups, chunks: int) -> None:
         self.rank, self.groups, self.chunks = rank, groups, chunks
 
     def fence(self) -> Rounds:
-        """Return one round in which the ranks of each group wait for each other; no round if groups have one rank."""
+        """Return one round in which the ranks of each node wait for each other; no round if all nodes have one rank."""
         group, _ = self.groups.locate(self.rank)
         leader = self.groups.make_rank_lookup()(self.groups.starts[group])
         return self.transfer(lambda: [Fence(leader)])
 
     def transfer(self, make_steps: Callable[[], list[Step]]) -> Rounds:
-        """Return one round of the steps that `make_steps` returns; no round if all groups have one rank."""
+        """Return one round of the steps that `make_steps` returns; no round if all nodes have one rank."""
         return Rounds(min(max(self.groups.sizes) - 1, 1), self.chunks, lambda _: make_steps())
 
 
 def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
-    """Yield, for each distance d >= 1, the rank d positions after each rank in its group (cyclic), or -1 if none."""
+    """Yield, for each distance d >= 1, the rank d positions after each rank in its group, cyclically.
+
+    -1 if there is none.
+    """
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
     for distance in range(1, max(groups.sizes)):
@@ -69,7 +72,10 @@ def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
 
 
 class _SlicedNodes(TwoLevelRounds):
-    """Builds the rounds of a plan, within and between nodes, in which each owner works on its slice of the message."""
+    """Builds the rounds of a two-level plan: on each node, each owner works on its slice, a share of the message.
+
+    `inter` returns the rounds across nodes, as `inter(node, number of nodes)`.
+    """
 
     def __init__(self, rank: IntArray, groups: Groups, inter: Callable[[IntArray, int], Rounds]) -> None:
         self.owners = min(groups.sizes)
@@ -82,24 +88,24 @@ class _SlicedNodes(TwoLevelRounds):
         self.between_nodes = between.shifted(owned * between.chunks, self.chunks)
 
     def reduce_slices(self) -> Rounds:
-        """Return the round in which every owner reduces its slice from the memory of its node's ranks."""
+        """Return the round in which the owner of each slice reduces it from the memory of all ranks of its node."""
         own = self.own_slice
         return self.transfer(lambda: [Load(peer, own, own, Op.OWN_FIRST) for peer in self._iterate_owner_peers()])
 
     def store_slices(self, skip: int = NO_PEER) -> Rounds:
-        """Return the round in which every owner stores its slice to all ranks of its node except rank `skip`."""
+        """Return the round in which the owner of each slice stores it to all ranks of its node except rank `skip`."""
         own = self.own_slice
         return self.transfer(lambda: [Store(peer, own, own) for peer in self._iterate_owner_peers(skip)])
 
     def _iterate_owner_peers(self, skip: int = NO_PEER) -> Iterator[IntArray]:
-        """Yield one by one the other ranks of each owner's node except rank `skip`; -1 for ranks that own no slice."""
+        """Yield arrays that have, for each slice owner, one further rank of its node except rank `skip`; else -1."""
         for peer in iterate_group_peers(self.groups, self.rank):
             yield np.where(self.is_owner & (peer != skip), peer, NO_PEER)
 
 
 @cache
 def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int) -> tuple[Fraction, ...]:
-    """Return the bytes that each node sends for one slice in `operation/inter`, in multiples of the slice size."""
+    """Return the bytes that each node sends in `operation/inter` for one slice of the message, divided by its size."""
     rounds = get_registered(operation, inter).plan(nodes, root).rounds()
     return tuple(count_moved(rounds, nodes))
 
@@ -107,8 +113,8 @@ def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
     """Return the steps of `operation/inter` across nodes, the bytes sent by all nodes, and the most bytes of one rank.
 
-    Both numbers of bytes are for one slice, in multiples of its size; a rank's bytes are those that the owner of a
-    slice loads and sends.
+    The two numbers of bytes are for one slice (an owner's share of the message), in multiples of its size; a rank's
+    bytes are those that the owner of a slice loads and sends. `root` is the root's node.
     """
     nodes = len(groups.sizes)
     cost = get_registered(operation, inter).plan(nodes, root).cost
@@ -120,13 +126,16 @@ def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int =
 
 
 def _locate_root(groups: Groups, root: int) -> tuple[int, int]:
-    """Return the root's group and the root's index in the group."""
+    """Return the number of the root's group (node) and the root's index in it."""
     group, slot = groups.locate(np.array([root]))
     return int(group[0]), int(slot[0])
 
 
 def all_reduce_across_nodes_cost(n: int, groups: Groups, inter: str) -> Cost:
-    """Return the cost of the two-level all-reduce with algorithm `inter` across nodes."""
+    """Return the cost of a two-level all-reduce on n ranks.
+
+    `groups` has the ranks of each node, and `inter` is the name of the all-reduce across nodes.
+    """
     owners, transfers = min(groups.sizes), 2 * min(max(groups.sizes) - 1, 1)
     steps, sent, most_crossing = _crossing_cost(Operation.ALL_REDUCE, inter, groups)
     if groups.common_size is not None:
@@ -138,7 +147,10 @@ def all_reduce_across_nodes_cost(n: int, groups: Groups, inter: str) -> Cost:
 
 
 def all_reduce_across_nodes(rank: IntArray, groups: Groups, inter: str) -> Rounds:
-    """Return the rounds of the two-level all-reduce with algorithm `inter` across nodes."""
+    """Return the rounds of a two-level all-reduce for the ranks in `rank`.
+
+    `groups` has the ranks of each node, and `inter` is the name of the all-reduce across nodes.
+    """
     make_plan = get_registered(Operation.ALL_REDUCE, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes).make(node))
     return slices.fence() + slices.reduce_slices() + slices.between_nodes + slices.store_slices() + slices.fence()
@@ -151,7 +163,11 @@ def period(n: int, nodes: Groups | None = None) -> int:
 
 
 def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take 2 N steps; every rank moves (2 (L-1) + 2 (N-1)/N) S/L."""
+    """S bytes on N nodes of L ranks take 2 N steps; every rank moves (2 (L-1) + 2 (N-1)/N) S/L.
+
+    Returns the cost of `all_reduce/hierarchical_ring` on n ranks; S is the message size in bytes. `nodes` has the ranks
+    of each node (None: one node).
+    """
     return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), "ring")
 
 
@@ -164,7 +180,11 @@ def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     grows_linearly=True,
 )
 def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-reduce: owners reduce slices, all-reduce them on a ring of nodes, and store them to their node."""
+    """Plan an all-reduce: owners reduce slices, all-reduce them on a ring of nodes, and store them to their node.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
+    node). A slice is the share of the message that one rank of each node, its owner, works on.
+    """
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), "ring")
 
 
@@ -172,18 +192,25 @@ def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
     """S bytes on N nodes of L ranks take 2 + log2 N steps (N = 2**m); every rank moves (2 (L-1) + log2 N) S/L.
 
     If N is not a power of two, the all-reduce takes two more steps.
+
+    Returns the cost of `all_reduce/hierarchical_doubling` on n ranks; S is the message size in bytes. `nodes` has the
+    ranks of each node (None: one node).
     """
     return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), "recursive_doubling")
 
 
 @algorithm(Operation.ALL_REDUCE, "hierarchical_doubling", all_reduce_doubling_cost, uses_shared_memory=True)
 def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-reduce: owners reduce slices, all-reduce them by recursive doubling, and store them to their node."""
+    """Plan an all-reduce: owners reduce slices, all-reduce them by recursive doubling, and store them to their node.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
+    node). A slice is the share of the message that one rank of each node, its owner, works on.
+    """
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), "recursive_doubling")
 
 
 def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
-    """Return the cost of the two-level broadcast with algorithm `inter` across nodes."""
+    """Return the cost of the two-level broadcast on n ranks; `inter` is the name of the broadcast across nodes."""
     (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
     steps, sent, most = _crossing_cost(Operation.BROADCAST, inter, groups, home)
     loads = owners - (slot < owners)
@@ -194,7 +221,7 @@ def _broadcast_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 
 
 def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
-    """Return the rounds of the two-level broadcast with algorithm `inter` across nodes."""
+    """Return the rounds of the two-level broadcast; `inter` is the name of the broadcast across nodes."""
     home, _ = _locate_root(groups, root)
     make_plan = get_registered(Operation.BROADCAST, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
@@ -209,7 +236,11 @@ def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
 
 def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes broadcast in N + 1 steps; a slice's owner sends it at most once and stores it to its node's ranks."""
+    """N nodes broadcast in N + 1 steps; a slice's owner sends it at most once and stores it to its node's ranks.
+
+    Returns the cost of `broadcast/hierarchical_chain` on n ranks; S is the message size in bytes. `nodes` has the ranks
+    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    """
     return _broadcast_cost(n, nodes or Groups((n,)), root, "chain")
 
 
@@ -217,23 +248,35 @@ def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost
     Operation.BROADCAST, "hierarchical_chain", broadcast_chain_cost, uses_shared_memory=True, grows_linearly=True
 )
 def broadcast_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a broadcast: slices are loaded from the root, sent along a chain of nodes, and stored to all ranks."""
+    """Plan a broadcast: slices are loaded from the root, sent along a chain of nodes, and stored to all ranks.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
+    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    """
     return _broadcast(rank, nodes or Groups((n,)), root, "chain")
 
 
 def broadcast_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes take 2 + ceil(log2 N) steps; the root's node sends ceil(log2 N) S."""
+    """S bytes on N nodes take 2 + ceil(log2 N) steps; the root's node sends ceil(log2 N) S.
+
+    Returns the cost of `broadcast/hierarchical_tree` on n ranks; S is the message size in bytes. `nodes` has the ranks
+    of each node (None: one node).
+    """
     return _broadcast_cost(n, nodes or Groups((n,)), root, "tree")
 
 
 @algorithm(Operation.BROADCAST, "hierarchical_tree", broadcast_tree_cost, uses_shared_memory=True)
 def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a broadcast: slices are loaded from the root, sent down a tree of nodes, and stored to all ranks."""
+    """Plan a broadcast: slices are loaded from the root, sent down a tree of nodes, and stored to all ranks.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
+    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    """
     return _broadcast(rank, nodes or Groups((n,)), root, "tree")
 
 
 def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
-    """Return the cost of the two-level reduce with algorithm `inter` across nodes."""
+    """Return the cost of the two-level reduce on n ranks; `inter` is the name of the reduce across nodes."""
     (home, slot), owners = _locate_root(groups, root), min(groups.sizes)
     steps, sent, most = _crossing_cost(Operation.REDUCE, inter, groups, home)
     stores = owners - (slot < owners)
@@ -243,7 +286,7 @@ def _reduce_cost(n: int, groups: Groups, root: int, inter: str) -> Cost:
 
 
 def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
-    """Return the rounds of the two-level reduce with algorithm `inter` across nodes."""
+    """Return the rounds of the two-level reduce; `inter` is the name of the reduce across nodes."""
     home, _ = _locate_root(groups, root)
     make_plan = get_registered(Operation.REDUCE, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes, home).make(node))
@@ -258,35 +301,59 @@ def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
 
 def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks reduce in N + 1 steps; a slice's owner loads L - 1 slices and sends or stores one."""
+    """N nodes of L ranks reduce in N + 1 steps; a slice's owner loads L - 1 slices and sends or stores one.
+
+    Returns the cost of `reduce/hierarchical_chain` on n ranks; S is the message size in bytes. `nodes` has the ranks of
+    each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    """
     return _reduce_cost(n, nodes or Groups((n,)), root, "chain")
 
 
 @algorithm(Operation.REDUCE, "hierarchical_chain", reduce_chain_cost, uses_shared_memory=True, grows_linearly=True)
 def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce: owners reduce slices within each node and along a chain of nodes, and store them to the root."""
+    """Plan a reduce: owners reduce slices within each node and along a chain of nodes, and store them to the root.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
+    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    """
     return _reduce(rank, nodes or Groups((n,)), root, "chain")
 
 
 def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; a slice's owner loads L - 1 and sends or stores 1."""
+    """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; a slice's owner loads L - 1 and sends or stores 1.
+
+    Returns the cost of `reduce/hierarchical_tree` on n ranks; S is the message size in bytes. `nodes` has the ranks of
+    each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    """
     return _reduce_cost(n, nodes or Groups((n,)), root, "tree")
 
 
 @algorithm(Operation.REDUCE, "hierarchical_tree", reduce_tree_cost, uses_shared_memory=True)
 def reduce_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce: owners reduce slices within nodes and up a binomial tree of nodes, and store them to the root."""
+    """Plan a reduce: owners reduce slices within nodes and up a binomial tree of nodes, and store them to the root.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
+    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    """
     return _reduce(rank, nodes or Groups((n,)), root, "tree")
 
 
 def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """A barrier on N nodes takes ceil(log2 N) steps between two fences and sends no data."""
+    """A barrier on N nodes takes ceil(log2 N) steps between two fences and sends no data.
+
+    Returns the cost of `barrier/hierarchical_dissemination` on n ranks. `nodes` has the ranks of each node (None: one
+    node).
+    """
     return Cost(ceil_log2(len((nodes or Groups((n,))).sizes)), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "hierarchical_dissemination", barrier_cost, uses_shared_memory=True)
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a barrier: a fence on each node, dissemination among one rank per node, and a fence on each node."""
+    """Plan a barrier: a fence on each node, dissemination among one rank per node, and a fence on each node.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
+    node).
+    """
     groups = nodes or Groups((n,))
     signals = run_across_groups(
         get_registered(Operation.BARRIER, "dissemination").make_rounds, groups, rank, 1

@@ -3,10 +3,11 @@
 Every rank sends each share to its owner, which reduces it and sends the result to all ranks. A rank that owns the share
 w of n ranks' message of S bytes sends and receives S (1 + (n-2) w) bytes: its own data or the result once, and the
 traffic of its share. Ranks with faster links get larger shares, and ranks with slow links none, so that a slow link
-carries S bytes in each direction instead of the 2 (n-1)/n S of a ring. If the links have rates b, the shares are
-max(0, b t - 1) / (n-2) for the time t for which they add up to 1. This reaches the lower bound of all algorithms,
-max(S / least b, 2 (n-1) S / sum of b), when reducing and sending of results overlap: the message is cut into pieces,
-and while the owners send the result of one piece, they reduce the next. With equal links the shares are equal.
+carries S bytes in each direction instead of the 2 (n-1)/n S of a ring. If the links have rates b, the shares are max(0,
+b t - 1) / (n-2) for the time t for which they add up to 1. The weighted all-reduce reaches the lower bound of all
+algorithms, max(S / least b, 2 (n-1) S / sum of b), when reducing and sending of results overlap: the message is cut
+into pieces, and while the owners send the result of one piece, they reduce the next. With equal links the shares are
+equal.
 
 `weighted@4:4:4:1` is the algorithm for four ranks of which the last has a link of a quarter of the rate of the others;
 `hierarchical_weighted@4:4:4:1` is the two-level algorithm for four such nodes. More ranks take the rates in turn;
@@ -31,7 +32,10 @@ _CHUNKS_PER_RANK = 32  # rounding shares to whole chunks adds up to 1/64 of the 
 
 @lru_cache(maxsize=1024)
 def divide_by_rates(rates: tuple[int, ...], n: int) -> tuple[int, ...]:
-    """Return the number of chunks that each of n ranks owns, as small integers, by the rates of their links."""
+    """Return the number of chunks that each of n ranks owns, as small integers, by the rates of the ranks' links.
+
+    `rates` are bandwidths in any unit by rank, repeated if there are fewer than ranks; empty for equal rates.
+    """
     own = [rates[rank % len(rates)] for rank in range(n)] if rates else [1] * n
     if n <= 2 or min(own) == max(own):
         return (1,) * n
@@ -47,7 +51,7 @@ def divide_by_rates(rates: tuple[int, ...], n: int) -> tuple[int, ...]:
 
 
 def _find_water_level(rates: list[int]) -> Fraction:
-    """Return the t for which max(0, b t - 1), added up over all rates b, is the number of rates minus 2."""
+    """Return the number t at which the sum of max(0, b t - 1) over all rates b is the number of rates minus 2."""
     fastest, total = sorted(rates, reverse=True), 0
     level = Fraction(0)
     for count, rate in enumerate(fastest, 1):
@@ -59,7 +63,11 @@ def _find_water_level(rates: list[int]) -> Fraction:
 
 
 def weighted_cost(n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Cost:
-    """S bytes in k chunks take k + 1 steps; a rank with share w sends (1 + (n-2) w) S."""
+    """S bytes in k chunks take k + 1 steps; a rank with share w sends (1 + (n-2) w) S.
+
+    Returns the cost of `all_reduce/weighted` on n ranks; S is the message size in bytes. `rates` has the bandwidths of
+    the ranks' links, by which shares are chosen; empty for equal ones.
+    """
     if n == 1:
         return Cost(0, Fraction(0), Fraction(0))
     owned = divide_by_rates(rates, n)
@@ -68,16 +76,20 @@ def weighted_cost(n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "weighted", weighted_cost, grows_linearly=True)
 def weighted(rank: IntArray, n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Rounds:
-    """Plan an all-reduce: owners of uneven shares reduce each piece of them, and send it while they reduce the next."""
+    """Plan an all-reduce: ranks own uneven shares of the message; an owner reduces a piece while it sends the last.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of pieces of the message
+    and `rates` has the rates of the links.
+    """
     owned = np.array(divide_by_rates(rates, n), np.int64)
     first, total = np.cumsum(owned) - owned, int(owned.sum())
 
     def get_share(owner: IntArray, piece: int) -> Span:
-        """Return the chunks of one piece that each rank in `owner` owns."""
+        """Return the region of the chunks of message piece `piece` that each rank in `owner` owns."""
         return Span(first[owner], owned[owner], total, base=piece * total)
 
     def exchange(t: int) -> list[Move]:
-        """Return the messages of round t: piece t to its owners, and the result of piece t - 1 from them."""
+        """Return the messages of round t: piece t of the message to its owners, and the sums of piece t - 1 back."""
         moves = []
         for distance in range(1, n):
             dest, source = (rank + distance) % n, (rank - distance) % n
@@ -91,7 +103,11 @@ def weighted(rank: IntArray, n: int, chunks: int = 1, rates: tuple[int, ...] = (
 
 
 def hierarchical_weighted_cost(n: int, nodes: Groups | None = None, rates: tuple[int, ...] = ()) -> Cost:
-    """S bytes on N nodes of L ranks take 4 steps; a rank moves (2 (L-1) + 1 + (N-2) w) S/L if its node has share w."""
+    """S bytes on N nodes of L ranks take 4 steps; a rank moves (2 (L-1) + 1 + (N-2) w) S/L if its node has share w.
+
+    Returns the cost of `all_reduce/hierarchical_weighted` on n ranks; S is the message size in bytes. `nodes` has the
+    ranks of each node (None: one node), and `rates` the bandwidths of the nodes' links, by which shares are chosen.
+    """
     return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), _name_with_rates(rates))
 
 
@@ -103,10 +119,14 @@ def hierarchical_weighted_cost(n: int, nodes: Groups | None = None, rates: tuple
     grows_linearly=True,
 )
 def hierarchical_weighted(rank: IntArray, n: int, nodes: Groups | None = None, rates: tuple[int, ...] = ()) -> Rounds:
-    """Plan an all-reduce: owners reduce slices, exchange them between nodes by weighted shares, and store them."""
+    """Plan an all-reduce: owners reduce slices, exchange them between nodes by weighted shares, and store them.
+
+    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one node)
+    and `rates` has the rates of the links.
+    """
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), _name_with_rates(rates))
 
 
 def _name_with_rates(rates: tuple[int, ...]) -> str:
-    """Return the name of the algorithm across nodes."""
+    """Return the name of the all-reduce across nodes with its rates, such as `weighted@4:4:1`."""
     return "@".join(filter(None, ("weighted", ":".join(map(str, rates)))))

@@ -16,9 +16,15 @@ from hpccoll.barrier_suite.round_timer import RoundTimer, choose_window
 
 
 def time_all_reduce_after(timer: RoundTimer, barrier: Callable[[], object], rounds: int) -> list[float] | None:
-    """Return, for each round, the seconds of an all-reduce of 8 B that starts after `barrier`, the maximum over ranks.
+    """Time an all-reduce of 8 bytes that starts when `barrier` returns, `rounds` times. Collective.
 
-    Collective; None on ranks above 0.
+    Args:
+        timer: has the ranks and the clock.
+        barrier: calls the barrier.
+        rounds: the number of repetitions.
+
+    Returns:
+        On rank 0, the seconds of each all-reduce, the maximum over ranks; None on other ranks.
     """
     comm, now, one, total = timer.comm, timer.clock.now, np.zeros(1), np.zeros(1)
     times = np.empty(rounds)
@@ -36,9 +42,14 @@ def time_all_reduce_after(timer: RoundTimer, barrier: Callable[[], object], roun
 
 
 def time_all_reduce_at_start(timer: RoundTimer, rounds: int) -> list[float] | None:
-    """Return, for each round, the seconds of an all-reduce of 8 B that all ranks start at the same time of the clock.
+    """Time an all-reduce of 8 bytes that all ranks start at the same time of their common clock. Collective.
 
-    The seconds are the maximum over ranks. Collective; None on ranks above 0.
+    Args:
+        timer: has the ranks and the clock.
+        rounds: the number of repetitions, at least.
+
+    Returns:
+        On rank 0, the seconds of each all-reduce, the maximum over ranks; None on other ranks.
     """
     one, total = np.zeros(1), np.zeros(1)
     delays = ArrivalPattern.NONE.make_delays(max(rounds // 10, 1), timer.comm.size, 0.0, 0)

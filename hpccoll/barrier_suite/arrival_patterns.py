@@ -15,7 +15,7 @@ from hpccoll.plan import Floats
 
 
 class ArrivalPattern(StrEnum):
-    """The order in which ranks enter a barrier."""
+    """Which ranks enter a barrier late, by planned delays, to see how the barrier behaves if ranks arrive unevenly."""
 
     NONE = "none"  # all ranks at the same time
     ONE_LATE = "one_late"  # one rank, which the seed chooses, after all others
@@ -27,8 +27,8 @@ class ArrivalPattern(StrEnum):
     def make_delays(self, rounds: int, ranks: int, spread_s: float, seed: int) -> Floats:
         """Return the delay of each rank in each round in seconds, shape (rounds, ranks), from 0 to `spread_s`.
 
-        In each round of two ranks or more, except with pattern `none`, the first rank has delay 0 and the last rank
-        has delay `spread_s`.
+        In each round of two ranks or more, except with pattern `none`, the first rank to enter has delay 0 and the last
+        rank to enter has delay `spread_s`. Equal `seed`s give equal delays, so all ranks can compute them.
         """
         random = np.random.default_rng([seed, ranks, list(ArrivalPattern).index(self)])
         if self is ArrivalPattern.NONE or ranks < 2:

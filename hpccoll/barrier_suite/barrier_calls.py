@@ -31,21 +31,18 @@ LIBRARY_BARRIERS = ("barrier", "ibarrier", PERSISTENT, ONE_ELEMENT)
 
 
 def _free_nothing() -> None:
-    """Do nothing: most calls of other libraries hold no resources."""
+    """Do nothing: the default of `BarrierCall.free`, because most barriers of other libraries hold no resources."""
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierCall:
-    """A barrier that is ready to be called; `free` ends its use and is collective.
-
-    `plan` is the plan that the call runs; None for barriers of other libraries and for all-reduces.
-    """
+    """One barrier to measure, of hpccoll or another library, that is ready to be called."""
 
     engine: str
     algorithm: str
-    call: Callable[[], object]
-    free: Callable[[], object] = _free_nothing
-    plan: Plan | None = None
+    call: Callable[[], object]  # runs the barrier
+    free: Callable[[], object] = _free_nothing  # frees the barrier's resources; collective
+    plan: Plan | None = None  # the plan that runs; None for barriers of other libraries and for all-reduces
 
     @property
     def name(self) -> str:
@@ -54,7 +51,7 @@ class BarrierCall:
 
 
 def list_barrier_names(engine: str) -> list[str]:
-    """Return the names of the barriers of an engine, the values of --algorithm."""
+    """Return the names of an engine's barriers, as in the option --algorithm, such as `tree` of `hpccoll`."""
     if engine == OWN:
         return [*list_algorithm_names(Operation.BARRIER), ONE_ELEMENT]
     return list(LIBRARY_BARRIERS) if engine == LIBRARY else ["barrier"]
@@ -93,7 +90,7 @@ def prepare_barriers(
 
 
 def _prepare_own(comm: Communicator, name: str) -> BarrierCall:
-    """Return hpccoll's barrier algorithm `name`, or its all-reduce of one element; collective."""
+    """Return the barrier of hpccoll's algorithm `name`, or hpccoll's all-reduce of one element. Collective."""
     if name == ONE_ELEMENT:
         run = comm.prepare(Operation.ALL_REDUCE, np.zeros(1), algorithm="auto")
         return BarrierCall(OWN, name, run, run.free)
@@ -102,7 +99,10 @@ def _prepare_own(comm: Communicator, name: str) -> BarrierCall:
 
 
 def _prepare_library(world: MPI.Intracomm, name: str) -> BarrierCall:
-    """Return a barrier of the MPI library; raise UsageError if the library or mpi4py lacks it; collective."""
+    """Return the barrier `name` of the MPI library, one of LIBRARY_BARRIERS. Collective.
+
+    Raises UsageError if the library or mpi4py lacks the barrier.
+    """
     if name == "ibarrier":
         return BarrierCall(LIBRARY, name, lambda: world.Ibarrier().Wait())
     if name == ONE_ELEMENT:
@@ -123,5 +123,5 @@ def _prepare_library(world: MPI.Intracomm, name: str) -> BarrierCall:
 
 
 def _prepare_peer(peer: LibraryEngine) -> BarrierCall:
-    """Return the barrier of Gloo or NCCL."""
+    """Return the barrier of another library, Gloo or NCCL."""
     return BarrierCall(peer.name, "barrier", peer.prepare(Operation.BARRIER, None, None, "sum", 0))

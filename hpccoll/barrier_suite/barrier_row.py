@@ -29,18 +29,18 @@ def make_barrier_record(
     even_completion_s: float | None = None,
     all_reduce_s: Sequence[float] | None = None,
 ) -> BarrierRecord:
-    """Return the record of the rounds of one barrier and pattern on so many ranks, which `key` states.
+    """Return the record of one barrier with one arrival pattern, from the times of its rounds.
 
     Args:
-        key: the fields that identify the row.
-        times: the rounds.
+        key: engine, algorithm, arrival pattern and number of ranks.
+        times: the times of all rounds.
         spread_s: the largest planned delay.
         nodes: the number of nodes.
         clock_error_s: the error of the clock on which the times were read.
         machine: the name of the machine model of `prediction`.
-        prediction: the simulated completion and exit skew, if any.
-        even_completion_s: the barrier's median completion without skew; None if these rounds have no skew.
-        all_reduce_s: times of an all-reduce after the barrier, if they were measured.
+        prediction: the simulated times; None without a simulation.
+        even_completion_s: the barrier's median time if all ranks enter together; None for that pattern itself.
+        all_reduce_s: times of an all-reduce after the barrier; None if they were not measured.
     """
     return BarrierRecord(
         **key._asdict(),
@@ -59,8 +59,8 @@ def make_barrier_record(
 
 
 def _summarize_times(times: RoundTimes) -> dict[str, Any]:
-    """Return the fields of a record that follow from the times of rounds alone."""
-    # Completions below zero, which the error of the clock can cause, count as zero; unsafe rounds are counted apart.
+    """Return those fields of a `barrier` record, by name, that follow from the times of rounds alone."""
+    # Barrier times below zero, which the error of the clock can cause, count as zero; unsafe rounds are counted apart.
     completion, skew = (_to_us(np.maximum(each, 0.0)) for each in (times.completion, times.exit_skew))
     planned = times.planned - times.planned.min(axis=1, keepdims=True)
     return {
@@ -79,7 +79,11 @@ def _summarize_times(times: RoundTimes) -> dict[str, Any]:
 
 
 def _compute_absorbed(times: RoundTimes, spread_s: float, even_completion_s: float | None) -> float | None:
-    """Return the absorbed fraction of a planned spread, rounded; None without a spread, or if most rounds are late."""
+    """Return the fraction of the ranks' planned spread that a barrier hides, rounded.
+
+    The result is None if all ranks enter together (`spread_s` is 0), or ranks entered too late in most rounds.
+    `even_completion_s` is the barrier's median time if all ranks enter together; None for that pattern itself.
+    """
     disturbed = _count_late_rounds(times, spread_s) > MOST_LATE * times.rounds
     if even_completion_s is None or not spread_s or disturbed:
         return None
@@ -88,7 +92,10 @@ def _compute_absorbed(times: RoundTimes, spread_s: float, even_completion_s: flo
 
 
 def _count_late_rounds(times: RoundTimes, spread_s: float) -> int:
-    """Return the number of rounds in which a rank entered later than planned, beyond the tolerance."""
+    """Return the number of rounds in which a rank entered later than planned by more than the tolerance.
+
+    The tolerance is 10 us, or a tenth of `spread_s`, the largest planned delay, if that is more.
+    """
     return times.count_late_rounds(max(TOLERANCE_S, TOLERANCE * spread_s))
 
 

@@ -11,15 +11,16 @@ from typing import Self
 
 import psutil
 
-# The process ends when its parent ends, also if the parent is killed.
+# The process that disturbs a core ends when its parent ends, also if the parent is killed.
 _BURN = "import os, sys\nparent = int(sys.argv[1])\nwhile os.getppid() == parent:\n    sum(range(100000))\n"
 _END_S = 5.0  # time in which the process ends after SIGTERM
 
 
 class CoreNoise:
-    """A context manager: pins this thread to its current core, with a busy process; undoes both at the end.
+    """Context manager that disturbs this rank: another process keeps its core busy (`hpccoll barrier --noise`).
 
-    Without `active`, nothing is done.
+    The thread is pinned to its present core. At the end, the process is terminated and the pinning undone. If `active`
+    is false, nothing is done.
     """
 
     def __init__(self, active: bool) -> None:
@@ -31,7 +32,7 @@ class CoreNoise:
         if self._active:
             self._cores = os.sched_getaffinity(0)
             os.sched_setaffinity(0, {psutil.Process().cpu_num()})
-            # The process inherits the core of this thread.
+            # A child process runs on the core to which this thread is pinned.
             self._process = subprocess.Popen([sys.executable, "-c", _BURN, str(os.getpid())], stdin=subprocess.DEVNULL)
         return self
 

@@ -20,22 +20,25 @@ _SHARED = "ranks share cores, so times include waits for a core"
 
 @dataclass(frozen=True, slots=True)
 class SuiteTable:
-    """A table to print: a title, headings, rows, the headings of numbers, and the headings to leave out first."""
+    """A table that `hpccoll barrier` prints."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    numbers: tuple[str, ...]
-    drops: tuple[str, ...] = ()
+    numbers: tuple[str, ...]  # the columns of numbers, which are aligned right
+    drops: tuple[str, ...] = ()  # the columns to leave out first on narrow terminals
 
 
 def format_first_answer(summary: BarrierSummaryRecord) -> str:
-    """Return the answer that is known before the barriers are compared: which rank is late."""
+    """Return the line of the output on which rank is late, known before the barriers are compared."""
     return f"who is late?    {_describe_straggler(summary)}"
 
 
 def format_answers(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> list[str]:
-    """Return the answers after the first: the best barrier, whether barriers are safe, and doubts about the times."""
+    """Return the lines of the output on the best barrier, on whether barriers are safe, and on doubts about the times.
+
+    A barrier is safe if no rank leaves it before the last rank has entered.
+    """
     unsafe = [row for row in rows if row.unsafe]
     timed = sum(row.rounds for row in rows)
     safe = f"yes: no rank left a barrier before the last rank had entered it, in {format_count(timed, 'round')}"
@@ -52,7 +55,7 @@ def format_answers(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord])
 
 
 def _describe_straggler(summary: BarrierSummaryRecord) -> str:
-    """Return the name of the late rank and its node with the reason, or why no rank is named."""
+    """Return the late rank with its node and the reason, in words, or why no rank is named."""
     if summary.straggler is None:
         return summary.reason
     node = summary.lateness[summary.straggler].node
@@ -61,7 +64,7 @@ def _describe_straggler(summary: BarrierSummaryRecord) -> str:
 
 
 def _describe_best(summary: BarrierSummaryRecord) -> str:
-    """Return the fastest and the most even barriers, with those that tie with them."""
+    """Return in words the barriers with the shortest time and with the smallest exit skew, and their values."""
     if not summary.barriers:
         return "no barrier was measured without skew"
     fastest = _list_best(summary, lambda barrier: barrier[1])
@@ -70,7 +73,10 @@ def _describe_best(summary: BarrierSummaryRecord) -> str:
 
 
 def _list_best(summary: BarrierSummaryRecord, get_us: Callable[[tuple[str, float, float]], float]) -> str:
-    """Return the names of the barriers with the least value, and that value."""
+    """Return the names of the barriers with the least value, and the value, such as `hpccoll/tree (3.2 us)`.
+
+    `get_us` chooses the value from a barrier's name, median time and median exit skew, in microseconds.
+    """
     costs = [
         (f"{barrier.engine}/{barrier.algorithm}", barrier.completion_us, barrier.exit_skew_us)
         for barrier in summary.barriers
@@ -81,7 +87,7 @@ def _list_best(summary: BarrierSummaryRecord, get_us: Callable[[tuple[str, float
 
 
 def _describe_trust(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> str:
-    """Return the error of the clock, and the conditions that make the times doubtful."""
+    """Return in words the error of the common clock, and the conditions that make the times doubtful."""
     error = f"clocks ({summary.clock}) within {format_us(summary.clock_residual_us)} us after the run"
     parts = [f"{error}, synchronised in {summary.clock_cost_s:.2g} s"]
     if summary.oversubscribed:
@@ -94,7 +100,7 @@ def _describe_trust(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]
 
 
 def list_tables(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> list[SuiteTable]:
-    """Return the tables of a run, the most important first."""
+    """Return the tables that `hpccoll barrier` prints for a run, the most important first."""
     patterns = list(dict.fromkeys(row.pattern for row in rows))
     tables = [_make_cost_table(summary, rows)]
     if len(patterns) > 1:
@@ -110,7 +116,7 @@ def list_tables(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) ->
 
 
 def _make_cost_table(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> SuiteTable:
-    """Return the table of barriers without skew, the fastest first."""
+    """Return a table of each barrier's time, exit skew and other costs if all ranks enter together, fastest first."""
     even = {row.name: row for row in rows if row.pattern == ArrivalPattern.NONE}
     lines = []
     for cost in sorted(summary.barriers, key=lambda cost: cost.completion_us):
@@ -142,19 +148,22 @@ def _make_cost_table(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord
 
 
 def _get_completion(row: BarrierRecord) -> float:
-    """Return a row's median completion time in microseconds."""
+    """Return the median time from the last entry to the last exit, in microseconds."""
     return row.completion_us.p50
 
 
 def _get_exit_skew(row: BarrierRecord) -> float:
-    """Return a row's median exit skew in microseconds."""
+    """Return the median time from the first to the last exit, in microseconds."""
     return row.exit_skew_us.p50
 
 
 def _make_pattern_table(
     title: str, rows: Sequence[BarrierRecord], patterns: Sequence[str], get_us: Callable[[BarrierRecord], float]
 ) -> SuiteTable:
-    """Return a table with a row per barrier and a column per arrival pattern."""
+    """Return a table with a line per barrier and a column per arrival pattern.
+
+    `get_us` returns the value to show of one barrier and pattern, in microseconds.
+    """
     cells = {(row.name, row.pattern): format_us(get_us(row)) for row in rows}
     names = list(dict.fromkeys(row.name for row in rows))
     lines = tuple((name, *(cells.get((name, pattern), "-") for pattern in patterns)) for name in names)
@@ -162,7 +171,7 @@ def _make_pattern_table(
 
 
 def _make_rank_table(row: BarrierRecord) -> SuiteTable:
-    """Return the table of one barrier's ranks: when each entered and left, and how long it waited."""
+    """Return a table of when each rank entered and left one barrier, and how long the rank waited."""
     lines = tuple(
         (str(rank), *map(format_us, (row.planned_us[rank], row.entry_us[rank], row.exit_us[rank], row.wait_us[rank])))
         for rank in range(row.ranks)
@@ -172,7 +181,7 @@ def _make_rank_table(row: BarrierRecord) -> SuiteTable:
 
 
 def _make_lateness_table(summary: BarrierSummaryRecord) -> SuiteTable:
-    """Return the table of ranks with the evidence for lateness, the latest first."""
+    """Return a table of how late each rank enters barriers and how long it waits in them, the latest rank first."""
     ordered = sorted(summary.lateness, key=lambda late: (-late.excess_us, late.rank))
     lines = tuple(
         (
@@ -191,7 +200,7 @@ def _make_lateness_table(summary: BarrierSummaryRecord) -> SuiteTable:
 
 
 def _make_node_table(summary: BarrierSummaryRecord) -> SuiteTable:
-    """Return the table of nodes with the evidence for lateness, the latest first."""
+    """Return a table of how late the ranks of each node enter barriers, the latest node first."""
     ordered = sorted(summary.node_lateness, key=lambda late: -late.excess_us)
     lines = tuple(
         (
@@ -208,7 +217,7 @@ def _make_node_table(summary: BarrierSummaryRecord) -> SuiteTable:
 
 
 def format_us(value: float | None) -> str:
-    """Return a time in microseconds with three significant digits, without exponent; - for None."""
+    """Return a time in microseconds as a number with about three significant digits; `-` for None."""
     if value is None:
         return "-"
     if abs(value) >= 100:
@@ -217,5 +226,5 @@ def format_us(value: float | None) -> str:
 
 
 def format_percent(value: float | None, sign: str = "-") -> str:
-    """Return a fraction in percent; - for None. With `sign` +, a positive value has a sign."""
+    """Return a fraction as a percentage, such as `12%`; `-` for None. With `sign` "+", positive values have a sign."""
     return "-" if value is None else f"{value:{sign}.0%}"

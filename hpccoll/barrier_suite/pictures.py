@@ -25,12 +25,15 @@ _PANEL_WIDTH, _COST_HEIGHT = 2.7, 0.28
 
 
 def write_picture(rows: Sequence[BarrierRecord], path: str | Path) -> None:
-    """Write (or overwrite) the picture of rows, in the format that the suffix of `path` names."""
+    """Write the picture of a run of `hpccoll barrier` to `path`, in the format of its suffix; overwrites the file."""
     save_picture(draw_figure(rows), path, "--plot", dpi=110, bbox_inches="tight")
 
 
 def draw_figure(rows: Sequence[BarrierRecord]) -> Figure:
-    """Return a matplotlib figure with a panel per barrier and pattern, and a panel of costs."""
+    """Return a matplotlib figure with a panel per barrier and arrival pattern, and a panel of each barrier's time.
+
+    `rows` are the measurements, one per barrier and pattern. Writes no file.
+    """
     # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -55,7 +58,10 @@ def draw_figure(rows: Sequence[BarrierRecord]) -> Figure:
 
 
 def _draw_ranks(axes: Axes, row: BarrierRecord, *, is_first: bool) -> None:
-    """Draw the median entry and exit of each rank over time, the last entry and the exit skew."""
+    """Draw the times at which each rank enters and leaves a barrier, the last entry and the exit skew (medians).
+
+    `is_first` marks the first panel of a barrier, which has the barrier's name.
+    """
     ranks = list(range(row.ranks))
     last = max(row.entry_us)
     axes.axvspan(min(row.exit_us), max(row.exit_us), color=_SKEW, alpha=0.6, linewidth=0, zorder=1)
@@ -73,7 +79,7 @@ def _draw_ranks(axes: Axes, row: BarrierRecord, *, is_first: bool) -> None:
 
 
 def _draw_costs(axes: Axes, even: Sequence[BarrierRecord]) -> None:
-    """Draw the completion and the exit skew of each barrier without skew, and the predicted completion as a mark."""
+    """Draw bars of each barrier's time and exit skew if all ranks enter together, and the predicted time as a mark."""
     places = list(range(len(even)))
     axes.barh(places, [row.completion_us.p50 for row in even], height=0.7, color=_WAIT, label="last entry to last exit")
     axes.barh(places, [row.exit_skew_us.p50 for row in even], height=0.35, color=_SKEW, label="exit skew")
@@ -92,7 +98,7 @@ def _draw_costs(axes: Axes, even: Sequence[BarrierRecord]) -> None:
 
 
 def _format_axes(axes: Axes, direction: str) -> None:
-    """Set grid, ticks and frame of a panel."""
+    """Set grid, ticks and frame of a panel; `direction` is the axis with grid lines, `x` or `y`."""
     axes.tick_params(colors=_INK, labelsize=7)
     axes.grid(visible=True, axis="x" if direction == "x" else "y", color=_GRID, linewidth=0.6)
     axes.set_axisbelow(True)

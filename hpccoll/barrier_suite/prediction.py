@@ -1,8 +1,8 @@
-"""The simulator's prediction of a barrier, beside the measurement: with the measured entries, on a machine model.
+"""Predicts the times of a barrier by simulation, with the measured times of entry, on a machine model.
 
-Without a machine model from the user, a model is fitted to the barriers that this run has measured without skew. Its
-predictions without skew therefore show how well one model explains all barriers; its predictions with skew are
-predictions of times that the fit has not used.
+Without a machine model from the user, a model is fitted to the barriers that this run has measured without skew (all
+ranks enter together). Predictions without skew therefore show how well one model explains all barriers. Predictions
+with skew are predictions of times that the fit has not used.
 """
 
 from __future__ import annotations
@@ -20,24 +20,33 @@ MIN_FITTED = 3  # barriers that a fit needs
 
 @dataclass(frozen=True, slots=True)
 class BarrierPrediction:
-    """The simulated completion (from the last entry to the last exit) and exit skew of a barrier, in seconds."""
+    """The simulated times of a barrier."""
 
-    completion_s: float
-    exit_skew_s: float
+    completion_s: float  # time from the last rank's entry to the last exit
+    exit_skew_s: float  # time from the first rank's exit to the last exit
 
 
 def predict_barrier(plan: Plan, machine: Machine, entered_s: Floats) -> BarrierPrediction:
-    """Simulate a barrier whose ranks enter at the times `entered_s`, shape (n,), and return the prediction."""
+    """Return the simulated times of the barrier `plan` on a machine model.
+
+    The ranks enter at the times `entered_s` in seconds, shape (ranks,).
+    """
     entered = entered_s - entered_s.min()
     left = machine.call_s + simulate(plan, machine, 0, trace=False, entered_s=entered).clocks_s
     return BarrierPrediction(float(left.max() - entered.max()), float(np.ptp(left)))
 
 
 def fit_to_barriers(plans: Sequence[Plan], completions_s: Sequence[float], nodes: Sequence[int]) -> Machine | None:
-    """Return the machine model under which the plans come closest to the measured completions without skew.
+    """Return the machine model on which the simulated times of barriers are closest to the measured ones.
 
-    `nodes` has the number of ranks of each node. Returns None with fewer than MIN_FITTED plans, for one rank, and where
-    nodes have different numbers of ranks, which a machine model cannot express.
+    Args:
+        plans: the plans of the barriers.
+        completions_s: the measured median time of each barrier if all ranks enter together.
+        nodes: the number of ranks on each node.
+
+    Returns:
+        The machine model; None with fewer than MIN_FITTED plans, for one rank, and if nodes have different numbers of
+        ranks, which a machine model cannot express.
     """
     from hpccoll.predict.fit import MeasuredRow, fit_barriers
 

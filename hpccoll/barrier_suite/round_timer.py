@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from hpccoll.barrier_suite.time_limit import TimeLimit
 
 FIRST_WINDOW_S = 1e-3  # before a barrier has been timed
-LEAD_S, SHARED_LEAD_S = 1e-4, 2e-3  # from a broadcast to the first window, per doubling of the number of ranks
-SLEEP_MARGIN_S = 3e-4  # a rank that sleeps wakes up this long before it has to enter
+LEAD_S, SHARED_LEAD_S = 1e-4, 2e-3  # time from a broadcast to the first window, per doubling of the number of ranks
+SLEEP_MARGIN_S = 3e-4  # a rank that sleeps wakes up this long before its entry
 SLEEP_ABOVE_S, SHARED_SLEEP_ABOVE_S = 1e-2, 4e-4  # longer waits sleep
 WINDOW_QUANTILE, WINDOW_FACTOR, WINDOW_MARGIN_S = 0.9, 1.5, 1e-4
 
@@ -41,7 +41,7 @@ class CommonClock(Protocol):
 
 
 class RoundTimer:
-    """Times batches of rounds; `time_batch` is collective over `comm`.
+    """Times calls of barriers on a clock that the ranks share, so that each rank enters at a planned time.
 
     Args:
         comm: the ranks that enter the barriers.
@@ -65,7 +65,9 @@ class RoundTimer:
         window_s: float,
         extra_s: float = 0.0,
     ) -> RoundTimes | None:
-        """Time one round per row of `delays_s`; return the times on rank 0, None on the other ranks. Collective.
+        """Call a barrier once per row of `delays_s`, a round each, and note when ranks enter and leave. Collective.
+
+        Returns the times of all ranks on rank 0, and None on other ranks.
 
         Args:
             call: the barrier.
@@ -95,7 +97,7 @@ class RoundTimer:
         return RoundTimes(starts[:, None] + delays_s, whole[:, :, 0], whole[:, :, 1])
 
     def wait_until(self, target: float) -> None:
-        """Wait until the common clock shows `target`; return at once if it is later."""
+        """Wait until the common clock shows the time `target` in seconds; return at once if this time has passed."""
         now = self.clock.now
         left = target - now()
         if left > self._sleep_above_s:
@@ -109,10 +111,14 @@ class RoundTimer:
 
 
 def choose_window(times: RoundTimes | None, spread_s: float) -> float:
-    """Return the length of a window for the next batch from the times of the last one; local, for rank 0.
+    """Return the time in seconds that each round of the next batch should get (its window). Not collective; for rank 0.
 
-    A window is half as long again as nine of ten rounds of the last batch need. A round that does not fit into its
+    A window is 1.5 times as long as nine of ten rounds of the last batch needed. A round that does not fit into its
     window delays the next rounds of its batch.
+
+    Args:
+        times: the times of the last batch; None before the first batch.
+        spread_s: the largest planned delay of a rank.
     """
     if times is None:
         return FIRST_WINDOW_S + spread_s

@@ -23,20 +23,20 @@ from hpccoll.plan import Floats
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Planned entry, entry and exit of every rank in every round, in seconds of a common clock, shape (R, n) each."""
+    """When every rank entered and left a barrier in R rounds: seconds of a common clock, shape (R, n) for n ranks."""
 
-    planned: Floats
+    planned: Floats  # planned times of entry
     entry: Floats
     exit: Floats
 
     @property
     def rounds(self) -> int:
-        """The number of rounds R."""
+        """The number R of rounds."""
         return len(self.entry)
 
     @property
     def ranks(self) -> int:
-        """The number of ranks n."""
+        """The number n of ranks."""
         return int(self.entry.shape[1])
 
     @property
@@ -73,12 +73,15 @@ class RoundTimes:
         return np.asarray(np.median(self.exit - self.entry.min(axis=1, keepdims=True), axis=0))
 
     def find_release_order(self) -> list[int]:
-        """Return the ranks in the order in which they leave: by median exit after the round's first exit, then rank."""
+        """Return the ranks in the order in which they leave the barrier, by the median of their times of exit."""
         after_first = np.median(self.exit - self.exit.min(axis=1, keepdims=True), axis=0)
         return [int(rank) for rank in np.argsort(after_first, kind="stable")]
 
     def count_unsafe_rounds(self, clock_error_s: float) -> int:
-        """Return the number of rounds in which a rank left before the last entry, by more than the clock's error."""
+        """Return the number of rounds in which a rank left before the last rank entered.
+
+        Differences up to `clock_error_s`, the error of the common clock, do not count.
+        """
         return int(np.count_nonzero(self.entry.max(axis=1) - self.exit.min(axis=1) > clock_error_s))
 
     def count_late_rounds(self, tolerance_s: float) -> int:
@@ -88,17 +91,17 @@ class RoundTimes:
     def compute_absorbed(self, even_completion_s: float) -> float | None:
         """Return the fraction of the entry spread that the barrier hides; None if ranks enter at the same time.
 
-        With a spread s, a barrier that hides nothing takes as long after the last entry as it takes without a spread,
-        `even_completion_s`. A barrier that finishes its other work while it waits for the last rank takes a shorter
-        time after the last entry; the time saved over s is the fraction absorbed. The fraction is negative if the
-        barrier takes longer after the last entry with a spread than without one.
+        The spread s is the time from the first to the last entry. A barrier that hides nothing takes as long after the
+        last entry as it takes if all ranks enter together, `even_completion_s` seconds. A barrier that finishes its
+        other work while it waits for the last rank takes a shorter time after the last entry. The fraction is the time
+        saved divided by s; it is negative if the barrier takes longer after the last entry than without a spread.
         """
         spread = float(np.median(self.entry_spread))
         return (even_completion_s - float(np.median(self.completion))) / spread if spread > 0 else None
 
 
 def join_rounds(parts: Sequence[RoundTimes]) -> RoundTimes:
-    """Return the rounds of all parts, in order; the parts must have the same number of ranks."""
+    """Return the rounds of several batches as one object, in order; all must have the same number of ranks."""
     return RoundTimes(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in ("planned", "entry", "exit"))
     )

@@ -32,13 +32,17 @@ NOISE_FACTOR, NOISE_QUANTILE = 1.5, 0.25
 PARTS, PARTS_NEEDED = 8, 6
 MIN_ROUNDS = 24  # fewer rounds name nobody
 CHANCE = 1e-4  # probability with which a rank is last in so many rounds by chance, for all ranks together
-OFTEN_SHARE = 0.08  # share of the time for which the others waited for an often late rank ...
-OFTEN_RATIO = 3.0  # ... after subtraction of this many times the time for which they waited for any other rank
+# A rank is often late if the other ranks waited for it during more than OFTEN_SHARE of the time.
+# OFTEN_RATIO times the time for which they waited for any other rank is subtracted first.
+OFTEN_SHARE, OFTEN_RATIO = 0.08, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalEvidence:
-    """The evidence for the lateness of one rank; times in seconds."""
+    """How late one rank enters barriers, compared with the other ranks. Times are in seconds.
+
+    The lateness of a rank in a round is the time by which it enters after its planned entry.
+    """
 
     rank: int
     last_arrivals: int  # rounds in which the rank had the greatest lateness
@@ -50,20 +54,22 @@ class ArrivalEvidence:
 
 @dataclass(frozen=True, slots=True)
 class StragglerReport:
-    """The rank that is late, or None, with the reason in words and the evidence for every rank."""
+    """Which rank of a job enters barriers late, if any, and the evidence for every rank."""
 
-    straggler: int | None
-    reason: str
-    noise_s: float
-    threshold_s: float
-    rounds: int
+    straggler: int | None  # the late rank; None if no rank is late
+    reason: str  # in words
+    noise_s: float  # median spread of the ranks' lateness, without constant delays
+    threshold_s: float  # excess above which a rank is late
+    rounds: int  # number of timed rounds
     ranks: tuple[ArrivalEvidence, ...]
 
 
 def find_straggler(times: RoundTimes, resolution_s: float) -> StragglerReport:
-    """Return the rank that is late in `times`, or None if the evidence does not suffice.
+    """Return which rank is late to barriers, if the evidence suffices to name one.
 
-    `resolution_s` is the error of the common clock; smaller differences are never evidence.
+    Args:
+        times: the times at which ranks entered and left barriers.
+        resolution_s: the error of the common clock in seconds; smaller differences are never evidence.
     """
     lateness = times.lateness
     evidence = collect_evidence(times)
@@ -85,9 +91,9 @@ def find_straggler(times: RoundTimes, resolution_s: float) -> StragglerReport:
 
 
 def collect_evidence(times: RoundTimes) -> tuple[ArrivalEvidence, ...]:
-    """Return the evidence for each rank."""
+    """Return how late each rank entered barriers, compared with the other ranks, in order of rank."""
     lateness = times.lateness
-    # Without the planned wait for the last rank of the pattern, the wait of a rank does not depend on the pattern.
+    # Subtract the planned wait for the pattern's last rank, so that a rank's wait does not depend on the pattern.
     waits = times.wait - (times.planned.max(axis=1, keepdims=True) - times.planned)
     excess, surplus = subtract_others(lateness), subtract_others(waits)
     last, gaps = find_last(lateness)
@@ -105,14 +111,17 @@ def collect_evidence(times: RoundTimes) -> tuple[ArrivalEvidence, ...]:
 
 
 def compute_spread(lateness: Floats) -> Floats:
-    """Return the spread of the ranks' lateness in each round, without each rank's own median, shape (rounds,)."""
+    """Return how much the ranks' lateness differs in each round, after subtraction of each rank's own median.
+
+    `lateness` has shape (rounds, ranks), and the result shape (rounds,): the largest minus the smallest value.
+    """
     return np.asarray(np.ptp(lateness - np.median(lateness, axis=0), axis=1))
 
 
 def find_last(lateness: Floats) -> tuple[IntArray, Floats]:
-    """Return the rank with the greatest lateness in each round, and how far it was behind the second, shape (rounds,).
+    """Return the latest rank of each round, and by how many seconds it was later than the second latest.
 
-    For one rank, the distance is zero.
+    `lateness` has shape (rounds, ranks), and the results shape (rounds,). With one rank, the difference is zero.
     """
     last = np.asarray(lateness.argmax(axis=1), np.int64)
     ordered = np.sort(lateness, axis=1)
@@ -121,21 +130,24 @@ def find_last(lateness: Floats) -> tuple[IntArray, Floats]:
 
 
 def subtract_others(values: Floats) -> Floats:
-    """Return each rank's value minus the median of the other ranks' values in the same round."""
+    """Return each rank's value minus the median of the other ranks' values in the same round, shape (rounds, ranks)."""
     ranks = values.shape[1]
     if ranks < 2:
         return np.zeros_like(values)
     order = np.argsort(values, axis=1, kind="stable")
     ordered = np.take_along_axis(values, order, axis=1)
     position = np.argsort(order, axis=1, kind="stable")  # of each rank in its round, shape (rounds, ranks)
-    # Without a rank, the other ranks behind it move up by one position.
+    # If a rank is left out of the sorted values, the values behind it move up by one position.
     low, high = ((ranks - 2) // 2, (ranks - 1) // 2)
     middles = [np.where(position > at, ordered[:, at, None], ordered[:, at + 1, None]) for at in (low, high)]
     return np.asarray(values - (middles[0] + middles[1]) / 2)
 
 
 def _is_always_late(times: RoundTimes, suspect: ArrivalEvidence, threshold_s: float) -> bool:
-    """Whether the rank is late beyond the threshold in most parts of the run, and last more often than by chance."""
+    """Whether a rank is later than the threshold in most parts of the run, and last more often than by chance.
+
+    A part is one of PARTS equal stretches of the rounds.
+    """
     from scipy.special import bdtrc  # scipy.stats takes a second to import
 
     excess = subtract_others(times.lateness)[:, suspect.rank]
@@ -145,7 +157,10 @@ def _is_always_late(times: RoundTimes, suspect: ArrivalEvidence, threshold_s: fl
 
 
 def _is_often_late(times: RoundTimes, rank: int) -> bool:
-    """Whether, in most parts of the run, the others waited long for the rank alone, and little for any other rank."""
+    """Whether the other ranks often waited long for `rank` alone, and little for any other rank.
+
+    Often means in most parts of the run; a part is one of PARTS equal stretches of the rounds.
+    """
     last, gaps = find_last(times.lateness)
     parts = 0
     for rounds in np.array_split(np.arange(times.rounds), PARTS):
@@ -157,7 +172,10 @@ def _is_often_late(times: RoundTimes, rank: int) -> bool:
 
 
 def _explain_always(suspect: ArrivalEvidence, rounds: int, threshold_s: float) -> str:
-    """Return the reason why an always late rank is named."""
+    """Return in words why a rank that is late in most rounds is named as the straggler.
+
+    `rounds` is the number of rounds, and `threshold_s` the lateness that noise explains, in seconds.
+    """
     deficit_us = suspect.wait_deficit_s * 1e6
     less = f", and waited {deficit_us:.1f} us less" if deficit_us > 0 else ""
     return (
@@ -167,7 +185,7 @@ def _explain_always(suspect: ArrivalEvidence, rounds: int, threshold_s: float) -
 
 
 def _explain_often(suspect: ArrivalEvidence, times: RoundTimes) -> str:
-    """Return the reason why an often late rank is named."""
+    """Return in words why a rank is named for which the others often waited."""
     total_s = float(times.exit.max() - times.entry.min())
     return (
         f"rank {suspect.rank} is often late: the others waited for it alone during {suspect.caused_s / total_s:.0%} of "
@@ -176,7 +194,10 @@ def _explain_often(suspect: ArrivalEvidence, times: RoundTimes) -> str:
 
 
 def _explain_nobody(suspect: ArrivalEvidence, threshold_s: float) -> str:
-    """Return the reason why no rank is named; `suspect` is the rank with the greatest excess."""
+    """Return in words why no rank is named as the straggler.
+
+    `suspect` is the rank that was latest in the median, and `threshold_s` the lateness that noise explains, in seconds.
+    """
     return (
         f"no rank is late beyond noise; rank {suspect.rank} entered {suspect.excess_s * 1e6:.1f} us after the others "
         f"in the median, and noise explains {threshold_s * 1e6:.1f} us"

@@ -26,20 +26,22 @@ def time_straggler_rounds(
     seed: int,
     extra_s: float = 0.0,
 ) -> RoundTimes | None:
-    """Time rounds with each pattern in turns; return the times on rank 0, None on the other ranks. Collective.
+    """Call a barrier with each arrival pattern in turns, and note when ranks enter and leave. Collective.
+
+    Returns the times of all ranks on rank 0, and None on other ranks. The times show whether a rank is late.
 
     Args:
         timer: times the rounds.
         call: the barrier.
         patterns: the arrival patterns; each gets the same number of rounds.
         rounds: the number of rounds of all patterns together, rounded up to whole batches.
-        barrier_s: the median completion of the barrier without skew.
-        spread_s: the spread of the patterns.
+        barrier_s: the median time of the barrier in seconds if all ranks enter together.
+        spread_s: the largest delay of the patterns in seconds.
         seed: the seed of the patterns.
-        extra_s: a delay of this rank that is not part of the patterns.
+        extra_s: a delay of this rank in seconds that is not part of the patterns.
     """
     batch = max(1, -(-rounds // (BATCHES * len(patterns))))
-    # A window that grew with the noise would let a disturbed rank sleep, and hide the disturbance.
+    # The window does not grow with the noise, because ranks would then sleep in it, and a disturbance would not show.
     window_s = ROUND_S + 2 * barrier_s + spread_s
     parts: list[RoundTimes] = []
     for turn in range(BATCHES):

@@ -1,9 +1,10 @@
 """Runs the barrier suite: rounds of work that show late ranks, then all barriers in turns for each arrival pattern.
 
-A first turn of every barrier finds the one for the rounds that show late ranks, because users ask for those first. The
-first pattern is always `none`. Its median completions scale the other patterns: unless the user states a spread,
-a pattern's spread for a barrier is the barrier's own median completion without skew. Within a pattern, the barriers
-take turns in a new random order, so that a disturbance affects all of them.
+A first turn of every barrier finds the fastest barrier, which the rounds that show late ranks use. These rounds come
+first, because users ask for late ranks first. The first arrival pattern is always `none` (all ranks enter together).
+The barrier times of this pattern scale the other patterns: unless the user states a spread, the largest delay of a
+pattern is the barrier's own median time with pattern `none`. Within a pattern, the barriers take turns in a new random
+order, so that a disturbance affects all of them.
 
 Rank 0 computes the records. All ranks make the same collective calls, because rank 0 broadcasts its decisions.
 """
@@ -32,21 +33,21 @@ from hpccoll.records import BarrierKey, BarrierRecord
 BATCH = 10  # rounds of a turn
 LEAST_SPREAD_S = 2e-6  # a smaller spread would vanish in the error of the entries
 STRAGGLER_ROUNDS = 240
-LONGEST_BARRIER_S = 2e-3  # for which the rounds of the straggler report leave time
-ROW_BUDGET_S, FEWEST_ROUNDS = 3.0, 5  # a barrier that takes longer than the budget is timed for fewer rounds
+LONGEST_BARRIER_S = 2e-3  # in rounds of the straggler report, a barrier gets at most this time
+ROW_BUDGET_S, FEWEST_ROUNDS = 3.0, 5  # a barrier whose rounds take longer than the budget gets fewer rounds
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
-    """What the suite measures.
+    """Which arrival patterns `hpccoll barrier` measures, and for how many rounds.
 
     Args:
         patterns: the arrival patterns, without `none`, which is always measured.
         rounds: timed rounds per barrier and pattern.
-        scale: the spread of a pattern, as a multiple of the barrier's completion without skew.
-        spread_s: the spread of all patterns in seconds; None to use `scale`.
-        seed: seed of patterns and turns.
-        extra_s: a delay of this rank in every round, in addition to the pattern's; see --inject-delay.
+        scale: the largest delay of a pattern, as a multiple of the barrier's time if all ranks enter together.
+        spread_s: the largest delay of all patterns in seconds; None to use `scale`.
+        seed: the seed of the patterns and of the order of the barriers.
+        extra_s: a delay of this rank in every round in seconds, in addition to the pattern's (--inject-delay).
     """
 
     patterns: tuple[ArrivalPattern, ...]
@@ -59,29 +60,31 @@ class SuiteOptions:
 
 @dataclass(slots=True)
 class _TimedBarrier:
-    """A barrier with its rounds of one pattern so far; rounds exist on rank 0 only."""
+    """One barrier, and its measurements with one arrival pattern so far."""
 
     barrier: BarrierCall
-    spread_s: float = 0.0
-    parts: list[RoundTimes] = field(default_factory=list)
-    done: int = 0
-    spent_s: float = 0.0
+    spread_s: float = 0.0  # the largest delay of a rank in the arrival pattern, in seconds
+    parts: list[RoundTimes] = field(default_factory=list)  # the times of each turn, on rank 0 only
+    done: int = 0  # number of measured rounds
+    spent_s: float = 0.0  # time that the measurements took
 
     @property
     def last_part(self) -> RoundTimes | None:
-        """The rounds of the last turn; None before the first turn."""
+        """The times of the last turn (batch of rounds); None before the first turn, and on ranks other than 0."""
         return self.parts[-1] if self.parts else None
 
 
 class BarrierSuite:
-    """Measures barriers, by `begin` and `run`, which are collective over the ranks of `timer`.
+    """Measures several barriers with several arrival patterns, in turns.
+
+    Call `begin`, and then iterate over `run`. Both are collective over the ranks of `timer`.
 
     Args:
         timer: times rounds.
         barriers: the barriers to compare.
-        options: what to measure.
+        options: the arrival patterns and the number of rounds.
         nodes: the number of ranks on each node.
-        machine: the machine model of predictions; None to fit one to the barriers without skew.
+        machine: the machine model of predictions; None to fit one to the barriers that all ranks enter together.
         clock_error_s: the error of the common clock, within which a round counts as safe.
         refresh_clock: returns a newly synchronised clock; called before each pattern, collective.
         measure_clock_error_s: returns the error of the clock now; called after each pattern, collective.
@@ -103,17 +106,17 @@ class BarrierSuite:
         self.machine, self.clock_error_s = machine, clock_error_s
         self.refused: list[str] = []  # why some barriers cannot run
         self.records: list[BarrierRecord] = []  # on rank 0: those of this run and of the resumed file
-        # On rank 0: called with the share of the current pattern's rounds that has run, and at the end of a pattern.
+        # Rank 0 calls `on_share` with the fraction of the present pattern's rounds that are done, to show progress.
         self.on_share: Callable[[float], None] | None = None
         self.on_pattern_end: Callable[[], None] | None = None
         self._finished: tuple[BarrierRecord, ...] = ()
-        self._begun: list[_TimedBarrier] = []  # the barriers without skew, after their first turn
+        self._begun: list[_TimedBarrier] = []  # the barriers, all ranks entering together, after the first turn
         self._random = random.Random(options.seed)  # noqa: S311 - the same order on every rank, not a secret
 
     def begin(self, finished: Collection[BarrierRecord] = ()) -> None:
-        """Take a first turn of every barrier without skew that is not in `finished`; collective.
+        """Measure a first batch of rounds of every barrier, with all ranks entering together. Collective.
 
-        `finished` are the same records on all ranks; `run` does not measure them again.
+        `finished` are the records of a run that is resumed, the same on all ranks; they are not measured again.
         """
         self._finished = tuple(finished)
         self.records += finished
@@ -123,9 +126,9 @@ class BarrierSuite:
             self._take_turn(row, ArrivalPattern.NONE)
 
     def run(self) -> Iterator[BarrierRecord | None]:
-        """Measure the rows that `begin` left; yield each row's record on rank 0, None on other ranks.
+        """Measure all barriers with all patterns; yield each record on rank 0, and None instead on other ranks.
 
-        Collective: all ranks take the same number of rows.
+        Collective: all ranks must take the same number of elements.
         """
         for pattern in (ArrivalPattern.NONE, *self.options.patterns):
             rows = self._begun
@@ -143,28 +146,28 @@ class BarrierSuite:
                 self.on_pattern_end()
 
     def count_missing(self) -> list[int]:
-        """Return how many rows of each pattern are still to be measured. Not collective."""
+        """Return how many barriers are still to be measured with each pattern, `none` first. Not collective."""
         return [len(self._list_missing(pattern)) for pattern in (ArrivalPattern.NONE, *self.options.patterns)]
 
     def _list_missing(self, pattern: ArrivalPattern) -> list[BarrierCall]:
-        """Return the barriers without a record for a pattern."""
+        """Return the barriers without a record for `pattern` in the resumed run."""
         keys = {record.key for record in self._finished}
         return [barrier for barrier in self.barriers if self._make_key(barrier, pattern) not in keys]
 
     def _refresh(self) -> None:
-        """Synchronise the clock again if it drifts; collective."""
+        """Replace the common clock by a newly synchronised one, if `refresh_clock` was given. Collective."""
         if self._refresh_clock is not None:
             self.timer.clock = self._refresh_clock()
 
     def get_even_record(self, barrier: BarrierCall) -> BarrierRecord | None:
-        """Return the record of a barrier without skew, on rank 0."""
+        """Return a barrier's record with the pattern `none` (all ranks enter together), on rank 0; None without one."""
         key = self._make_key(barrier, ArrivalPattern.NONE)
         return next((record for record in self.records if record.key == key), None)
 
     def time_straggler_rounds(self) -> RoundTimes | None:
-        """Time the rounds of the straggler report; return them on rank 0, None on the other ranks. Collective.
+        """Measure the rounds that show whether a rank is late. Collective.
 
-        The barrier is the one with the shortest completion without skew, which also scales the patterns.
+        Uses the barrier that is fastest if all ranks enter together. Returns the times on rank 0, None on other ranks.
         """
         times = [self._get_even_us(barrier) for barrier in self.barriers]
         best, time_us = self.timer.comm.bcast((times.index(min(times)), min(times)))
@@ -182,7 +185,10 @@ class BarrierSuite:
         )
 
     def _get_even_us(self, barrier: BarrierCall) -> float:
-        """Return the median completion of a barrier without skew so far, in us; infinity without its times."""
+        """Return a barrier's median time in microseconds if all ranks enter together, as measured so far.
+
+        The result is infinite if the barrier was not measured, and on ranks other than 0.
+        """
         record = self.get_even_record(barrier)
         if record is not None:
             return record.completion_us.p50
@@ -190,11 +196,11 @@ class BarrierSuite:
         return float(np.median(join_rounds(parts).completion)) * 1e6 if parts else math.inf
 
     def _make_key(self, barrier: BarrierCall, pattern: ArrivalPattern) -> BarrierKey:
-        """Return the key of a barrier's row: engine, algorithm, arrival pattern and number of ranks."""
+        """Return the fields that identify a measurement: engine, algorithm, arrival pattern and number of ranks."""
         return BarrierKey(barrier.engine, barrier.algorithm, pattern.value, self.timer.comm.size)
 
     def _run_pattern(self, pattern: ArrivalPattern, rows: Sequence[_TimedBarrier]) -> Iterator[BarrierRecord | None]:
-        """Time the barriers with one pattern, in turns; yield their records at the end. Collective."""
+        """Measure barriers with one pattern in turns; yield the records on rank 0, None on other ranks. Collective."""
         running = [row for row in rows if not self._is_done(row)]
         while running:
             for row in self._random.sample(running, len(running)):
@@ -212,7 +218,7 @@ class BarrierSuite:
             yield self._make_record(row, pattern, times) if self.timer.comm.rank == 0 else None
 
     def _choose_spread(self, barrier: BarrierCall, pattern: ArrivalPattern) -> float:
-        """Return the spread of a pattern for a barrier in seconds, the same on all ranks; collective."""
+        """Return the largest delay of a pattern for a barrier in seconds, the same on all ranks. Collective."""
         if pattern is ArrivalPattern.NONE or self.options.spread_s is not None:
             return 0.0 if pattern is ArrivalPattern.NONE else self.options.spread_s or 0.0
         even = self.get_even_record(barrier)
@@ -220,7 +226,7 @@ class BarrierSuite:
         return float(self.timer.comm.bcast(spread))
 
     def _take_turn(self, row: _TimedBarrier, pattern: ArrivalPattern) -> None:
-        """Time a batch of rounds of one barrier, after a warm-up call at the first turn; collective."""
+        """Measure a batch of rounds of one barrier, after warm-up calls in the first turn. Collective."""
         comm, begin = self.timer.comm, time.perf_counter()
         if self.timer.limit is not None:
             self.timer.limit.description = f"{row.barrier.name} with arrival pattern {pattern}"
@@ -236,15 +242,18 @@ class BarrierSuite:
             row.parts.append(times)
 
     def _is_done(self, row: _TimedBarrier) -> bool:
-        """Return whether a barrier has all its rounds, or has used its time; rank 0 decides; collective."""
+        """Whether a barrier has all its rounds, or has used its time, as rank 0 decides. Collective."""
         return bool(self.timer.comm.bcast(row.done >= self.options.rounds or row.spent_s > ROW_BUDGET_S))
 
     def _time_all_reduce(self, row: _TimedBarrier) -> list[float] | None:
-        """Return the times of an all-reduce after a barrier, as many as its rounds, on rank 0; collective."""
+        """Return the seconds of an all-reduce after a barrier, one per measured round, on rank 0. Collective."""
         return time_all_reduce_after(self.timer, row.barrier.call, row.done)
 
     def _fit_machine(self, rows: Sequence[_TimedBarrier], pattern: ArrivalPattern) -> None:
-        """Fit the machine model of predictions to the barriers without skew, unless there is a model."""
+        """Fit a machine model for predictions to the times of barriers that all ranks enter together, into `machine`.
+
+        Does nothing if there is a model, or for other patterns than `none`. For rank 0.
+        """
         if self.machine is not None or pattern is not ArrivalPattern.NONE:
             return
         times = {row.barrier.name: float(np.median(join_rounds(row.parts).completion)) for row in rows}
@@ -259,7 +268,10 @@ class BarrierSuite:
     def _make_record(
         self, row: _TimedBarrier, pattern: ArrivalPattern, all_reduce_s: list[float] | None
     ) -> BarrierRecord:
-        """Return the record of a barrier's rounds; on rank 0."""
+        """Return the record of a barrier's measurements with one pattern. For rank 0.
+
+        `all_reduce_s` has the times of an all-reduce after the barrier; None if they were not measured.
+        """
         times, plan = join_rounds(row.parts), row.barrier.plan
         prediction: BarrierPrediction | None = None
         if plan is not None and self.machine is not None:

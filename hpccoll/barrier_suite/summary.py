@@ -13,7 +13,12 @@ from hpccoll.records import BarrierCost, BarrierRecord, BarrierSummaryRecord, No
 
 
 def name_nodes(hosts: Sequence[str], node: Sequence[int]) -> tuple[str, ...]:
-    """Return the name of each rank's node: its host, with a number where several nodes are emulated on one host."""
+    """Return the name of each rank's node: the host name, with a number if several nodes are emulated on one host.
+
+    Args:
+        hosts: the host name of each rank.
+        node: the number of each rank's node.
+    """
     nodes_of: dict[str, set[int]] = {}
     for host, number in zip(hosts, node, strict=True):
         nodes_of.setdefault(host, set()).add(number)
@@ -29,13 +34,13 @@ def make_summary(
     common_start_us: float | None,
     **conditions: Any,
 ) -> BarrierSummaryRecord:
-    """Return the last record of a run.
+    """Return the record of kind `barrier_summary`, the last one of a run of `hpccoll barrier`.
 
     Args:
         rows: the records of all barriers and patterns.
         report: which rank is late.
         nodes: the name of each rank's node.
-        common_start_us: the median time of an all-reduce after a common start.
+        common_start_us: the median time of an all-reduce that all ranks start together; None if it was not measured.
         conditions: the fields of the record that state how the run was made, such as `clock` and `inject_delay`.
     """
     even = [row for row in rows if row.pattern == ArrivalPattern.NONE]
@@ -59,7 +64,13 @@ def make_summary(
 
 
 def make_cost(even: BarrierRecord, rows: Sequence[BarrierRecord], common_start_us: float | None) -> BarrierCost:
-    """Return the cost of the barrier whose record without skew is `even`."""
+    """Return the cost of one barrier: its time, exit skew, absorbed delay and effect on a timed all-reduce.
+
+    Args:
+        even: the barrier's record with the pattern `none` (all ranks enter together).
+        rows: the records of all barriers and patterns.
+        common_start_us: the median time of an all-reduce that all ranks start together; None if it was not measured.
+    """
     own = [row for row in rows if row.name == even.name]
     one_late = next((row for row in own if row.pattern == ArrivalPattern.ONE_LATE), None)
     after_us = None if even.all_reduce_us is None else even.all_reduce_us.p50
@@ -77,7 +88,7 @@ def make_cost(even: BarrierRecord, rows: Sequence[BarrierRecord], common_start_u
 
 
 def summarize_ranks(report: StragglerReport, nodes: Sequence[str]) -> tuple[RankLateness, ...]:
-    """Return the evidence for each rank as entries of the record."""
+    """Return how late each rank is, in the form of a `barrier_summary` record; `nodes` names each rank's node."""
     return tuple(
         RankLateness(
             rank=rank.rank,
@@ -93,7 +104,10 @@ def summarize_ranks(report: StragglerReport, nodes: Sequence[str]) -> tuple[Rank
 
 
 def summarize_nodes(report: StragglerReport, nodes: Sequence[str]) -> tuple[NodeLateness, ...]:
-    """Return the evidence for each node: the last arrivals of all its ranks, and the medians of its ranks."""
+    """Return how late the ranks of each node are: the rounds in which one was last, and medians over its ranks.
+
+    `nodes` has the name of each rank's node.
+    """
     entries = []
     for node in dict.fromkeys(nodes):
         own = [rank for rank in report.ranks if nodes[rank.rank] == node]
@@ -106,7 +120,10 @@ def summarize_nodes(report: StragglerReport, nodes: Sequence[str]) -> tuple[Node
 
 
 def find_late_node(report: StragglerReport, nodes: Sequence[str]) -> str | None:
-    """Return the node of the named rank if it has several ranks, and all of them, but no others, are late."""
+    """Return the node of the late rank if the node has several ranks, and all of them, but no others, are late.
+
+    The result is None if there is no such node. `nodes` has the name of each rank's node.
+    """
     if report.straggler is None:
         return None
     node = nodes[report.straggler]

@@ -26,23 +26,25 @@ from hpccoll.units import format_count, format_ranges
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-GRACE_S = 3.0  # time in which the messages of all waiting ranks arrive; the least time in which a rank answers
+GRACE_S = 3.0  # time for the messages of all waiting ranks to arrive, and at least the time for ranks to answer
 CHECKS_PER_LIMIT, LONGEST_CHECK_S = 10, 0.25
-PAUSE_S = 0.1  # between two looks for answers
-POLL_S = 1e-3  # between two looks for the last messages
+PAUSE_S = 0.1  # time between two polls for answers
+POLL_S = 1e-3  # time between two polls for the last messages
 BETWEEN_BARRIERS = -1  # sent instead of the number of a round: the rank waits between two barriers
 ANSWER = -2  # sent instead of the number of a round: the rank does not wait
 
 
 def _report_and_abort(message: str) -> None:
-    """Print the message as an error on standard error and end all ranks with the status of failed communication."""
+    """Print an error message on standard error, and end all ranks with the exit status of failed communication."""
     sys.stderr.write(f"Error: {message}\n")
     sys.stderr.flush()
     job.abort(CommunicationError.exit_status)
 
 
 class TimeLimit:
-    """Watches this rank from the construction of the object to `close`; both are collective.
+    """Ends the job if a barrier hangs or a rank stops responding, from the construction of the object to `close`.
+
+    A thread of each rank watches the rank. The constructor and `close` are collective over `world`.
 
     Args:
         world: the ranks that make the calls.
@@ -73,12 +75,12 @@ class TimeLimit:
         self._phase = BETWEEN_BARRIERS, time.monotonic()
 
     def close(self) -> None:
-        """Stop watching, and receive all messages before the communicator is freed.
+        """Stop watching this rank, and receive all messages before the communicator is freed. Collective.
 
-        Open MPI reuses the number of a freed communicator. It would deliver a late message to the next communicator of
-        this number, whose own messages would then never match.
+        Open MPI reuses the number of a freed communicator. Open MPI would deliver a late message to the next
+        communicator of this number, whose own messages would then never match.
         """
-        self._comm.Barrier()  # the thread answers the other ranks meanwhile
+        self._comm.Barrier()  # in this wait, the watching thread still answers messages of other ranks
         self._closed.set()
         self._thread.join()
         expected = self._comm.alltoall(self._sent)
@@ -88,7 +90,7 @@ class TimeLimit:
         self._comm.Free()
 
     def _watch(self) -> None:
-        """Answer other ranks, and check whether this rank waits, until the job ends or `close` is called."""
+        """Answer other ranks, and check whether this rank exceeds the limit, until `close` is called; for a thread."""
         pause = min(self._limit_s / CHECKS_PER_LIMIT, LONGEST_CHECK_S)
         while not self._closed.wait(pause):
             for source in self._receive():
@@ -99,13 +101,16 @@ class TimeLimit:
                 return
 
     def _send(self, number: int, dest: int) -> None:
-        """Send a round's number, BETWEEN_BARRIERS or ANSWER to a rank; keep the request until MPI has sent it."""
+        """Start to send a message to rank `dest`; keep the request until MPI has sent the message.
+
+        `number`, the message, is the round in which this rank waits, BETWEEN_BARRIERS, or ANSWER (to a message).
+        """
         self._requests = [request for request in self._requests if not request.test()[0]]
         self._requests.append(self._comm.isend(number, dest))
         self._sent[dest] += 1
 
     def _receive(self) -> list[int]:
-        """Receive the messages that have arrived; return the waiting ranks that sent one."""
+        """Receive the messages that have arrived, without waiting; return the ranks that wait and expect an answer."""
         asking, status = [], job.load_mpi().Status()
         while self._comm.iprobe(status=status):
             number, source = self._comm.recv(source=status.source), status.source
@@ -119,9 +124,11 @@ class TimeLimit:
         return asking
 
     def _is_hung(self, phase: tuple[int, float]) -> bool:
-        """Ask the other ranks whether they wait; return whether this rank is in a barrier, or a rank does not answer.
+        """Ask the other ranks for answers, and return whether the job hangs.
 
-        The result is False if this rank leaves `phase`, its barrier or its work between two barriers, meanwhile.
+        The job hangs if this rank stays in its barrier, or stays between two barriers and a rank does not answer.
+        `phase` is the round in which this rank waits, or BETWEEN_BARRIERS, and its begin. The result is False if this
+        rank leaves the phase before the time for answers is over.
         """
         number, others = phase[0], set(range(self._comm.size)) - {self._comm.rank}
         self._asked_s = time.monotonic()
@@ -140,12 +147,15 @@ class TimeLimit:
         return number != BETWEEN_BARRIERS or bool(missing)
 
     def _find_waiting(self) -> dict[int, int]:
-        """Return the rounds of the ranks whose message of waiting is recent, by rank."""
+        """Return the ranks that have recently sent the message that they wait, with the round in which they wait."""
         since = self._asked_s - self._grace_s
         return {rank: number for rank, (number, heard) in self._waiting.items() if heard > since}
 
     def _report(self, number: int) -> None:
-        """Call `fail` with the error message, on higher waiting ranks only after a delay."""
+        """End the job by `fail` with the error message; `number` is the round in which this rank waits.
+
+        If a lower rank waits as well, this rank gives it time to end the job first.
+        """
         waiting = {self._comm.rank: number, **self._find_waiting()}
         message = self._describe(waiting)
         if self._comm.rank != min(waiting):
@@ -153,7 +163,7 @@ class TimeLimit:
         self._fail(message)
 
     def _describe(self, waiting: dict[int, int]) -> str:
-        """Return the error message; `waiting` has the rounds of the waiting ranks, by rank."""
+        """Return the error message on waiting and missing ranks; `waiting` has the round of each waiting rank."""
         rounds = sorted(set(waiting.values()) - {BETWEEN_BARRIERS})
         others = sorted(set(range(self._comm.size)) - set(waiting))
         message = f"{self.description}: {_name_ranks(sorted(waiting))} waited longer than {self._limit_s:g} s "
@@ -173,5 +183,5 @@ class TimeLimit:
 
 
 def _name_ranks(ranks: list[int]) -> str:
-    """Return ranks with their noun, such as `rank 1` or `ranks 0-2,5`."""
+    """Return ranks in words, such as `rank 1` or `ranks 0-2,5`."""
     return f"{format_count(len(ranks), 'rank').partition(' ')[2]} {format_ranges(ranks)}"

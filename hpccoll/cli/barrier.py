@@ -40,7 +40,7 @@ MOST_COMMON_STARTS = 200  # all-reduces that are timed after a common start
 
 @dataclass(frozen=True, slots=True)
 class BarrierOptions:
-    """The options of `hpccoll barrier`."""
+    """The values of the options of `hpccoll barrier`; each field is the option that its declaration names."""
 
     engine: str | None = option(
         "--engine", help="hpccoll, mpi, gloo, nccl, torch-hpccoll, joined by commas; default: the first four."
@@ -135,7 +135,10 @@ def barrier(options: BarrierOptions) -> int:
 
 
 def _measure_rows(options: BarrierOptions, world: Any, suite: BarrierSuite, output: _BarrierOutput | None) -> bool:
-    """Measure all rows and pass their records to `output`; return false if --stop-file ended the run. Collective."""
+    """Time every barrier under every arrival pattern; return False if --stop-file ended the run early, else True.
+
+    Collective over the MPI communicator `world`. Rank 0 passes each record to `output`, which is None on other ranks.
+    """
     if output is not None:
         suite.on_share, suite.on_pattern_end = output.show_share, output.end_block
     for record in suite.run():
@@ -149,7 +152,10 @@ def _measure_rows(options: BarrierOptions, world: Any, suite: BarrierSuite, outp
 
 @contextmanager
 def _start_suite(options: BarrierOptions, world: Any, layout: RankLayout) -> Iterator[tuple[BarrierSuite, JobClock]]:
-    """Check the options, start the engines, synchronise the clocks; yield the suite and the clock. Collective."""
+    """Check the options, start the engines and synchronise the clocks; close the engines when the `with` block ends.
+
+    Yields the object that times all barriers, and the clock that all ranks share. Collective over `world`.
+    """
     from hpccoll import peers
     from hpccoll.barrier_suite.barrier_calls import LIBRARY, OWN, prepare_barriers
     from hpccoll.barrier_suite.round_timer import RoundTimer
@@ -185,7 +191,10 @@ def _start_suite(options: BarrierOptions, world: Any, layout: RankLayout) -> Ite
 
 
 def _check_names(options: BarrierOptions, engines: Sequence[str]) -> set[str]:
-    """Return the names in --algorithm; raise UnknownNameError for an unknown engine or barrier."""
+    """Return the names of barriers in --algorithm, an empty set for all; raise UnknownNameError for an unknown one.
+
+    `engines` are the names of --engine. A name that is no engine raises UnknownNameError, too.
+    """
     from hpccoll import peers
     from hpccoll.barrier_suite.barrier_calls import OWN, list_barrier_names
 
@@ -201,7 +210,7 @@ def _check_names(options: BarrierOptions, engines: Sequence[str]) -> set[str]:
 
 
 def _make_suite_options(options: BarrierOptions, world: Any) -> SuiteOptions:
-    """Return the options of the suite; raise UsageError if one is wrong."""
+    """Return the patterns, rounds and delays of the measurement as this rank needs them; raise UsageError if wrong."""
     from hpccoll.barrier_suite.suite import SuiteOptions
 
     injected = parse_inject_delay(options.inject_delay, world.size)
@@ -219,7 +228,10 @@ def _make_suite_options(options: BarrierOptions, world: Any) -> SuiteOptions:
 
 
 def parse_patterns(text: str) -> tuple[ArrivalPattern, ...]:
-    """Return the arrival patterns of --pattern, without `none`, which is always measured."""
+    """Return the arrival patterns in `text`, the value of --pattern; raise UnknownNameError for an unknown one.
+
+    `text` is `all`, or names joined by commas. The result lacks the pattern `none`, which is always measured.
+    """
     from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
 
     names = [each.value for each in ArrivalPattern] if text == ALL else text.split(",")
@@ -230,7 +242,10 @@ def parse_patterns(text: str) -> tuple[ArrivalPattern, ...]:
 
 
 def parse_inject_delay(text: str | None, ranks: int) -> InjectedDelay | None:
-    """Return the rank and the delay of --inject-delay RANK:US; raise UsageError unless it is a rank of the job."""
+    """Return the rank and the microseconds in `text`, the value RANK:US of --inject-delay; None if `text` is None.
+
+    Raises UsageError for another format, or if the job's number of ranks, `ranks`, is not larger than RANK.
+    """
     from hpccoll.records import InjectedDelay
 
     if text is None:
@@ -245,7 +260,7 @@ def parse_inject_delay(text: str | None, ranks: int) -> InjectedDelay | None:
 
 
 def _choose_machine(options: BarrierOptions, layout: RankLayout) -> Machine | None:
-    """Return the machine model of --machine for the nodes of this job; None to fit one to the run."""
+    """Return the machine model that --machine names, with this job's ranks per node; None to fit one to the times."""
     if options.machine is None:
         return None
     no_costs = {"alpha": None, "beta": None, "gamma": None}
@@ -254,7 +269,7 @@ def _choose_machine(options: BarrierOptions, layout: RankLayout) -> Machine | No
 
 
 def _find_straggler(suite: BarrierSuite, clock: JobClock) -> StragglerReport | None:
-    """Time the rounds of the straggler report; return the report on rank 0. Collective."""
+    """Time barriers to find the rank that enters them late; return the report on rank 0, None elsewhere. Collective."""
     from hpccoll.barrier_suite.straggler import find_straggler
 
     times = suite.time_straggler_rounds()
@@ -262,7 +277,7 @@ def _find_straggler(suite: BarrierSuite, clock: JobClock) -> StragglerReport | N
 
 
 def _time_common_start(suite: BarrierSuite) -> float | None:
-    """Return the median microseconds of an all-reduce after a common start, on rank 0. Collective."""
+    """Return the median time in us of an all-reduce that all ranks start at once; None except on rank 0. Collective."""
     from statistics import median
 
     from hpccoll.barrier_suite.all_reduce_after import time_all_reduce_at_start
@@ -279,7 +294,12 @@ def _summarize(
     report: StragglerReport | None,
     common_start_us: float | None,
 ) -> BarrierSummaryRecord | None:
-    """Measure the clock's error again; return the last record on rank 0, None on other ranks. Collective."""
+    """Measure the error of the common clock again; return the summary record on rank 0, None elsewhere. Collective.
+
+    Args:
+        report: the result of `_find_straggler`, None on all ranks but 0.
+        common_start_us: the result of `_time_common_start`; None while it has not been measured.
+    """
     from hpccoll.barrier_suite.summary import make_summary, name_nodes
 
     residual_us = clock.measure_residual_us()
@@ -300,7 +320,7 @@ def _summarize(
 
 
 class _BarrierOutput(RunOutput):
-    """The output of a run on rank 0: writes each record as it is made, and prints answers and tables at the end."""
+    """The output of `hpccoll barrier` on rank 0: writes each record at once, and prints conclusions and tables last."""
 
     def __init__(self, options: BarrierOptions, stack: ExitStack, suite: BarrierSuite, run: dict[str, Any]) -> None:
         from hpccoll.measure.results import output_file
@@ -317,11 +337,11 @@ class _BarrierOutput(RunOutput):
             click.echo(f"# not measured: {reason}", err=True)
 
     def add(self, record: BarrierRecord) -> None:
-        """Write a row's record."""
+        """Write the record of one barrier under one arrival pattern to the file of --json, and advance the progress."""
         self.write(record, f"{record.name} {record.pattern}")
 
     def show_first_answer(self, summary: BarrierSummaryRecord) -> None:
-        """Print which rank is late, then show the progress of the rows to come."""
+        """Print which rank is late, from a summary without rows; then show the progress of the rows to be measured."""
         from hpccoll.barrier_suite.display import format_first_answer
         from hpccoll.measure.time_left import Block, TimeLeft
 
@@ -333,7 +353,7 @@ class _BarrierOutput(RunOutput):
         self.show_progress(self._bar, "rows", sum(missing))
 
     def finish(self, summary: BarrierSummaryRecord) -> None:
-        """Write the summary, print answers and tables, and draw the picture."""
+        """Write the summary record, draw the picture of --plot, and print all conclusions and tables."""
         self._bar.close()
         self.write(summary)
         if self.options.plot:
@@ -345,7 +365,7 @@ class _BarrierOutput(RunOutput):
 
 
 def print_results(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> None:
-    """Print all answers except "who is late?", then the tables."""
+    """Print the conclusions of a run, then a table of its rows; the rank that is late has been printed before."""
     from hpccoll.barrier_suite.display import format_answers, list_tables
 
     for line in format_answers(summary, rows):
@@ -357,7 +377,12 @@ def print_results(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) 
 
 
 def _read_finished(path: str | None, run: Mapping[str, Any]) -> list[BarrierRecord]:
-    """Return the rows in the file of --resume that the run of a record may continue, [] if it does not exist."""
+    """Return the barrier records in the result file of --resume that this run need not measure again.
+
+    Args:
+        path: the value of --resume; the result is empty if it is None or the file does not exist.
+        run: this run's record of kind `run`. Only records of runs with equal hosts, versions and ranks count.
+    """
     from hpccoll.records import BarrierRecord
 
     resumed = read_resumed_file(path, run)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 STOPPED = 130  # exit status of a run that --stop-file ended early, as after an interrupt
 TIGHT = 0.025  # a case ends when half its interval's width is at most this fraction of the median
 FEWEST, MOST = 7, 2000  # iterations per case; the 95 % interval of a ratio needs 7
-# Seconds for the whole run, and for each operation and size. Large messages may take longer, because every row has a
-# minimum of iterations.
+# The budgets in seconds for the whole run, and for each operation and size.
+# Large messages may exceed a budget, because every row has a minimum of iterations.
 WHOLE_BUDGET_S, SIZE_BUDGET_S = 45.0, 10.0
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 DEFAULT_PLACE = "in"
@@ -44,7 +44,10 @@ SIZE_HELP = "Largest message: a rank's array; all n blocks together where there 
 
 
 def _add_place_options(name: str) -> Decorator:
-    """Return the decorator that adds the three options of the parameter `name`."""
+    """Return a decorator that adds --in-place, --out-of-place and --both to a click command.
+
+    The command gets `in`, `out`, `both`, or None without any of them, as its parameter `name`.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         """Return the command with the options --in-place, --out-of-place and --both."""
@@ -61,7 +64,7 @@ def _add_place_options(name: str) -> Decorator:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The options of `hpccoll bench`."""
+    """The values of the arguments and options of `hpccoll bench`; each field is what its declaration names."""
 
     operations: tuple[str, ...] = argument(metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
     min_bytes: str | None = option(
@@ -123,18 +126,21 @@ class BenchOptions:
         "--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130)."
     )
     starting: StartOptions = option_group(StartOptions)  # noqa: RUF009 - returns a field, as `option` does
-    blocks: int = 1  # the number of blocks of the sizes of --message-size in a message
+    blocks: int = 1  # message size divided by the sizes of --message-size: the number of ranks if these are of blocks
 
     @property
     def sizes(self) -> list[int]:
-        """The message sizes to measure, in bytes."""
+        """The message sizes to measure, in bytes, smallest first."""
         return [self.blocks * size for size in list_message_sizes(self.min_bytes, self.max_bytes, self.factor)]
 
     def take_message_size(self, ranks: int) -> BenchOptions:
-        """Return the options with the sizes of --message-size, if it is given.
+        """Return the options with the sizes of --message-size in place of those of -b and -e, if it is given.
+
+        Args:
+            ranks: the number of ranks of the job, by which the size of a block is multiplied.
 
         Raises:
-            UsageError: a size is one of a block in some operations, and of a whole array in others.
+            UsageError: --message-size means a block in some of the operations, and a whole array in others.
         """
         if self.message_size is None:
             return self
@@ -150,7 +156,7 @@ class BenchOptions:
 
     @property
     def algorithms(self) -> list[str]:
-        """The algorithms to measure: those of --algorithm, or else the default ones."""
+        """The names of algorithms to measure: those of --algorithm, or else `auto` and the default choice."""
         from hpccoll.measure.contenders import AUTO
         from hpccoll.measure.session import ALL, SHORTLIST
 
@@ -159,7 +165,7 @@ class BenchOptions:
 
     @property
     def places(self) -> tuple[bool, ...]:
-        """Whether to measure in place (True), out of place (False) or both."""
+        """The values of `in_place` to measure: True if the output overwrites the input, False if not, or both."""
         return PLACES[self.place or ("both" if self.full else DEFAULT_PLACE)]
 
 
@@ -186,7 +192,7 @@ def bench(options: BenchOptions) -> int:
 
 
 def _run(options: BenchOptions) -> int:
-    """Run the benchmark on all ranks, with output by rank 0; return the exit status. Collective."""
+    """Run the benchmark on all ranks, with output by rank 0; return the command's exit status. Collective."""
     from hpccoll.runtime import job, joint_failure
 
     world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
@@ -229,7 +235,10 @@ def _run(options: BenchOptions) -> int:
 def _run_cases(
     options: BenchOptions, world: Any, sessions: Sequence[BenchmarkSession], outputs: BenchOutput | None
 ) -> tuple[int, bool]:
-    """Measure all cases that are left; return the number of wrong elements, and whether --stop-file ended the run."""
+    """Measure all cases that the file of --resume lacks; rank 0 writes the records to `outputs`, None elsewhere.
+
+    Returns the number of wrong elements, and whether --stop-file ended the run. Collective over `world`.
+    """
     from hpccoll.measure.session import run_workloads
 
     wrong = 0
@@ -254,7 +263,10 @@ def _run_cases(
 
 
 def _measure_limit(options: BenchOptions, need: MemoryNeed, world: Any, layout: RankLayout) -> HardwareLimit | None:
-    """Return the measured speed of host memory or of links, None for one rank or GPUs; collective, takes 0.1 s."""
+    """Measure how fast the ranks copy host memory, or send between nodes; collective, takes about 0.1 s.
+
+    Returns None, unmeasured, for one rank, for GPU buffers, or if the largest message has no bytes.
+    """
     from hpccoll.measure.hardware_limit import measure_hardware_limit
 
     if world.size < 2 or need.sizes[-1] == 0 or "cuda" in options.buffer:
@@ -263,7 +275,10 @@ def _measure_limit(options: BenchOptions, need: MemoryNeed, world: Any, layout: 
 
 
 def _load_network(options: BenchOptions, layout: RankLayout) -> Network | None:
-    """Return the network of --machine, or that of the stored rates of links; None if the rates are unknown."""
+    """Return the network with whose optimum times are compared: that of --machine, or of this job's nodes.
+
+    The job's network comes from link rates that `hpccoll preflight --save` stored; None if they are not stored.
+    """
     if options.machine is not None:
         return load_network(options.machine, layout.ranks, layout.nodes)
     from hpccoll.selection.link_rates import load_link_rates
@@ -277,7 +292,7 @@ def _load_network(options: BenchOptions, layout: RankLayout) -> Network | None:
 
 
 def _describe_conditions(options: BenchOptions, layout: RankLayout) -> RunConditions:
-    """Return the circumstances of the run that are known before it."""
+    """Return what is known before the run about the reliability of its times: cores, MPI library, result file."""
     from hpccoll.measure.verdict.trust import RunConditions
     from hpccoll.runtime import job
 
@@ -291,7 +306,14 @@ def _describe_conditions(options: BenchOptions, layout: RankLayout) -> RunCondit
 
 
 def _make_configs(options: BenchOptions, sizes: tuple[int, ...], nodes: int) -> list[BenchmarkConfig]:
-    """Check the options and return the cases of `sizes` to measure; load FILE.py:FUNCTION and prove it correct."""
+    """Check the options and return one configuration of the benchmark per kind of buffer.
+
+    Algorithms given as FILE.py:FUNCTION are loaded and proven correct.
+
+    Args:
+        sizes: the message sizes in bytes.
+        nodes: the number of nodes of the job.
+    """
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
     from hpccoll.algorithms.registry import RATES_MARK
@@ -327,10 +349,10 @@ def _make_configs(options: BenchOptions, sizes: tuple[int, ...], nodes: int) -> 
 def _start_sessions(
     options: BenchOptions, need: MemoryNeed, world: Any, layout: RankLayout
 ) -> Iterator[tuple[list[BenchmarkSession], tuple[str, ...]]]:
-    """Start the requested (or all available) engines; yield a session per kind of memory, and the missing engines.
+    """Start the engines of --engine, or all that are available, and close them when the `with` block ends.
 
-    The engines are closed at the end. Missing engines are strings `NAME: REASON`. Collective over `world`.
-    Raises UnavailableError if a requested engine cannot start.
+    Yields one session (the benchmark on one kind of buffer) per kind, and a string `NAME: REASON` per missing engine.
+    Collective over the MPI communicator `world`. Raises UnavailableError if an engine of --engine cannot start.
     """
     from hpccoll import peers
     from hpccoll.communicator import Communicator

@@ -29,9 +29,13 @@ WIDTH = 120  # of rows and verdict where the terminal's width is unknown
 
 
 def _read_finished(path: str | None, run: dict[str, Any]) -> list[CollectiveRecord]:
-    """Return the records in the file of --resume that the run with the record `run` may continue.
+    """Return the collective records in the file of --resume, whose cases this run need not measure again.
 
-    Prints to standard error what is left out.
+    Records of other hosts, ranks, devices or versions are left out, and their number is printed to standard error.
+
+    Args:
+        path: the value of --resume; the result is empty if it is None or the file does not exist.
+        run: this run's record of kind `run`.
     """
     resumed = read_resumed_file(path, run)
     if resumed is None:
@@ -47,9 +51,9 @@ def _read_finished(path: str | None, run: dict[str, Any]) -> list[CollectiveReco
 
 
 def print_memory_need(need: MemoryNeed) -> None:
-    """Print the memory that the largest message needs, and the sizes left out, to standard error; on rank 0.
+    """Print to standard error the host memory that the largest message needs, and the sizes that would need too much.
 
-    Prints nothing for buffers in memory of GPUs alone.
+    Call it on rank 0 only. It prints nothing if all buffers are in GPU memory.
     """
     if not need.messages:
         return
@@ -59,7 +63,7 @@ def print_memory_need(need: MemoryNeed) -> None:
 
 
 class BenchOutput(RunOutput):
-    """The output of a run on rank 0: writes each record to a file, prints rows as they finish, and ends with a verdict.
+    """The output of `hpccoll bench` on rank 0: writes each record, prints rows as they finish, and then a verdict.
 
     The constructor tests that all output files can be written, reads the file of --resume and writes the run record.
     When the caller closes the ExitStack `stack`, `finish` is called. With `--json -`, rows and verdict go to stderr.
@@ -94,7 +98,11 @@ class BenchOutput(RunOutput):
         self._open_text(stack)
 
     def _open_text(self, stack: ExitStack) -> None:
-        """Choose between rows that are printed as they finish and the full table at the end, with a progress bar."""
+        """Choose the stream and the form of the output for people.
+
+        Rows are printed as they finish or, with --full, as one table at the end, after a progress bar. Closing `stack`
+        ends the bar.
+        """
         from hpccoll.measure.display.result_rows import ResultRows
         from hpccoll.measure.display.table import FULL_WIDTH
         from hpccoll.measure.session import ALL
@@ -115,7 +123,7 @@ class BenchOutput(RunOutput):
         self._width = width
 
     def _estimate_time(self, limit: HardwareLimit | None) -> TimeLeft:
-        """Return the estimate of the time until all cases are measured."""
+        """Return the estimate of the time until all cases are measured, from the measured speed `limit` if known."""
         from hpccoll.measure.session import list_blocks
         from hpccoll.measure.time_left import RowLimits, TimeLeft
 
@@ -126,16 +134,16 @@ class BenchOutput(RunOutput):
 
     @property
     def finished(self) -> set[CaseKey]:
-        """The benchmark cases whose records are already in the file of --resume."""
+        """The keys of the benchmark cases whose records exist, from the file of --resume or from this run."""
         return {record.key for record in self.records}
 
     @property
     def should_stop(self) -> bool:
-        """Whether the file of --stop-file exists and there are cases left to measure; local."""
+        """Whether the file of --stop-file exists while cases are left to measure; other ranks may see it later."""
         return super().should_stop and self._count_left() > 0
 
     def _count_left(self) -> int:
-        """Return the number of cases that are left to measure, with those that may turn out to be unable to run."""
+        """Return the number of cases that are left to measure; some of them may turn out to be unable to run."""
         refused = sum(session.refused_count for session in self.sessions)
         return len({key for session in self.sessions for key in session.list_cases()} - self.finished) - refused
 
@@ -148,7 +156,7 @@ class BenchOutput(RunOutput):
         self._block.append(record)
 
     def end_size(self) -> None:
-        """Print the rows of a message size, unless the full table is printed at the end."""
+        """Note that all cases of a message size are measured; print their rows, unless a table follows at the end."""
         from hpccoll.measure.time_left import Iterations
 
         if not self._full:
@@ -158,7 +166,13 @@ class BenchOutput(RunOutput):
         self.end_block(rows)
 
     def write_summary(self, peak_bytes: int, sync_s: float, *, stopped: bool) -> None:
-        """Write the summary record: peak memory, time of synchronization, and whether the run was stopped."""
+        """Write the summary record to the file of --json.
+
+        Args:
+            peak_bytes: the largest resident memory of a rank.
+            sync_s: the seconds in which clocks were synchronized.
+            stopped: whether --stop-file ended the run.
+        """
         import psutil
 
         seconds = time.time() - psutil.Process().create_time()

@@ -29,7 +29,7 @@ CONTROLS = (AUTO_CONTROL, "mpi", "rows", "none")
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """The options of `hpccoll compare`."""
+    """The values of the arguments and options of `hpccoll compare`; each field is what its declaration names."""
 
     a: str | None = argument(metavar="[A]", required=False)
     b: str | None = argument(metavar="[B]", required=False)
@@ -72,12 +72,12 @@ class CompareOptions:
 
     @property
     def allowed_slowdown(self) -> float:
-        """The fraction up to which a slowdown is no regression."""
+        """The slowdown of B that is no regression, as a fraction: 0.05 for `--tolerance 5%`."""
         return parse_tolerance(self.tolerance)
 
     @property
     def chosen_control(self) -> Control | None:
-        """The control by which drift is removed; None for a choice by the rows."""
+        """The rows of --control, whose common change is removed from all ratios; None to choose by the results."""
         from hpccoll.compare.drift import Control
 
         return None if self.control == AUTO_CONTROL else Control(self.control)
@@ -109,7 +109,7 @@ def compare(options: CompareOptions) -> int:
 
 
 def parse_tolerance(text: str) -> float:
-    """Return the fraction of a tolerance such as `5%` or `0.05`; raise UsageError for another string."""
+    """Return a tolerance such as `5%` or `0.05` as a fraction (0.05 for both); raise UsageError for another string."""
     number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         value = float(number) / 100 if is_percent else float(number)
@@ -121,7 +121,10 @@ def parse_tolerance(text: str) -> float:
 
 
 def _run(options: CompareOptions) -> int:
-    """Check which of the three uses of the command is asked for, and run it; return the exit status."""
+    """Compare two sets of results, check the guidelines in one, or run two commands in turns; return the exit status.
+
+    The options decide which of the three is done; contradictory ones raise UsageError.
+    """
     options.allowed_slowdown  # noqa: B018 - raises UsageError before anything runs
     commands = options.run is not None or options.against is not None
     if commands and (options.run is None or options.against is None):
@@ -148,7 +151,12 @@ def _run(options: CompareOptions) -> int:
 def _compare(
     options: CompareOptions, a: ComparedSide, b: ComparedSide, *, paired: bool, stop: StopCause = "complete"
 ) -> int:
-    """Compare two sides, print the result and write the records; return the exit status."""
+    """Compare the results `a` (baseline) and `b`, print the differences and write the records; return the exit status.
+
+    Args:
+        paired: whether the k-th runs of both sides were measured one after the other.
+        stop: for the summary record: whether the runs were completed, interrupted, or ended by an error.
+    """
     from hpccoll.cli.compare_tables import print_comparison
     from hpccoll.compare.comparison import compare_sides
 
@@ -167,7 +175,10 @@ def _compare(
 
 
 def _check_guidelines(options: CompareOptions, path: str) -> int:
-    """Check the guidelines in one set of results, print them and write their records; return the exit status."""
+    """Check the guidelines in the results at `path`, print them and write their records; return the exit status.
+
+    A guideline is a relation that times should satisfy, such as all_reduce <= reduce + broadcast.
+    """
     from hpccoll.cli.compare_tables import print_guidelines
     from hpccoll.compare.guidelines import check_guidelines
     from hpccoll.compare.measured_runs import read_side
@@ -189,7 +200,10 @@ def _check_guidelines(options: CompareOptions, path: str) -> int:
 
 
 def _compare_commands(options: CompareOptions) -> int:
-    """Run both commands in turns and compare their results; after an interrupt, compare the finished rounds."""
+    """Run the commands of --run and --against in turns and compare their results; return the exit status.
+
+    After an interrupt or an error, the rounds in which both commands have finished are compared.
+    """
     from hpccoll.compare.rounds import BenchmarkCommand, RoundOptions, run_rounds
 
     directory = Path(options.output or f"hpccoll-compare-{datetime.now():%Y%m%d-%H%M%S}")  # noqa: DTZ005 - local time
@@ -212,7 +226,9 @@ def _compare_commands(options: CompareOptions) -> int:
 def _compare_finished(options: CompareOptions, rounds: RoundOptions, stop: StopCause) -> int:
     """Compare the results of the rounds that both commands have finished; return the exit status.
 
-    If rounds were cut short before both commands have run once, compare nothing.
+    Args:
+        stop: whether the rounds were completed, interrupted, or ended by an error. If the last two happened before
+            each command had finished once, nothing is compared, and the result is 0.
     """
     from hpccoll.compare.measured_runs import read_side
     from hpccoll.compare.rounds import list_finished_pairs

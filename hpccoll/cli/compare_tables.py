@@ -24,7 +24,10 @@ TIMES = ("B / A", "interval", "B slower in", "verdict")
 
 
 def print_comparison(comparison: Comparison, *, all_rows: bool) -> None:
-    """Print the compared operations and rows, the circumstances, and the verdict; long tables only with `all_rows`."""
+    """Print the ratios of times B / A per operation and per row, the circumstances, and the verdict.
+
+    A comparison of more than MAX_ROWS rows shows only those that differ, unless `all_rows` is set.
+    """
     rounds = comparison.runs[0] if comparison.paired else None
     headings = [heading for heading in TIMES if rounds is not None or heading != "B slower in"]
     if comparison.operations:
@@ -51,7 +54,10 @@ def print_comparison(comparison: Comparison, *, all_rows: bool) -> None:
 
 
 def print_guidelines(checked: Sequence[GuidelineRecord], *, all_rows: bool) -> None:
-    """Print the guidelines, those that hold only if there are few or with `all_rows`, and the number of violations."""
+    """Print the checked guidelines and their counts by verdict.
+
+    Of more than MAX_ROWS guidelines, those that hold are shown only if `all_rows` is set.
+    """
     shown = list(checked)
     if len(shown) > MAX_ROWS and not all_rows:
         shown = [guideline for guideline in checked if guideline.verdict is not GuidelineVerdict.HOLDS]
@@ -71,13 +77,16 @@ def print_guidelines(checked: Sequence[GuidelineRecord], *, all_rows: bool) -> N
 
 
 def _format_times(times: ComparedOperationRecord | ComparedRowRecord, rounds: int | None) -> list[str]:
-    """Return the cells of ratio, interval, slower rounds (only if `rounds` is the number of pairs) and verdict."""
+    """Return the table cells of ratio, interval and verdict, and of the rounds in which B was slower.
+
+    `rounds` is the number of rounds in which A and B ran in turns; None leaves that cell out.
+    """
     slower = [] if rounds is None else [f"{times.slower_rounds} of {rounds}"]
     return [f"{times.ratio:.3f}x", f"[{times.ratio_low:.4g},{times.ratio_high:.4g}]", *slower, times.verdict.value]
 
 
 def _format_row(row: ComparedRowRecord, rounds: int | None) -> list[str]:
-    """Return the cells of a row."""
+    """Return the table cells of a compared row; `rounds` as in `_format_times`."""
     return [
         format_size(row.nbytes),
         _format_contender(row),
@@ -89,26 +98,26 @@ def _format_row(row: ComparedRowRecord, rounds: int | None) -> list[str]:
 
 
 def _format_contender(row: ComparedRowRecord | GuidelineRecord) -> str:
-    """Return the engine and algorithm of a row, with its kind of memory and place where these are unusual."""
+    """Return `ENGINE/ALGORITHM` of a row; a kind of buffer other than host, and ` (out)` for out of place, follow."""
     name = f"{row.engine}/{row.algorithm}" if row.algorithm else row.engine
     return name + ("" if row.buffer == "host" else f" {row.buffer}") + ("" if row.in_place else " (out)")
 
 
-def _format_guideline(each: GuidelineRecord) -> list[str]:
-    """Return the cells of a checked guideline."""
+def _format_guideline(checked: GuidelineRecord) -> list[str]:
+    """Return the table cells of a checked guideline."""
     return [
-        format_size(each.nbytes),
-        _format_contender(each),
-        f"{each.left_us:.4g}",
-        f"{each.right_us:.4g}",
-        f"{each.ratio:.2f}x",
-        f"[{each.ratio_low:.2f},{each.ratio_high:.2f}]",
-        each.verdict.value,
+        format_size(checked.nbytes),
+        _format_contender(checked),
+        f"{checked.left_us:.4g}",
+        f"{checked.right_us:.4g}",
+        f"{checked.ratio:.2f}x",
+        f"[{checked.ratio_low:.2f},{checked.ratio_high:.2f}]",
+        checked.verdict.value,
     ]
 
 
 def _describe_circumstances(comparison: Comparison) -> list[str]:
-    """Return lines on runs, differences of machines, rows on one side only, drift and noise."""
+    """Return lines of text: numbers of runs, differences of the machines, rows that only A or B has, drift, noise."""
     runs = [format_count(count, "run") for count in comparison.runs]
     counts = f"{format_count(len(comparison.rows), 'row')} compared"
     lines = [f"runs:    A {runs[0]}, B {runs[1]}{' in turns' if comparison.paired else ''}; {counts}"]
@@ -133,7 +142,7 @@ def _describe_circumstances(comparison: Comparison) -> list[str]:
 
 
 def _describe_drift(comparison: Comparison) -> str:
-    """Return the common drift that was removed from the ratios, or the reason why none was."""
+    """Return a phrase: the common change of speed that was removed from all ratios, or why none was removed."""
     if comparison.drift_doubt:
         return f"not removed: {comparison.drift_doubt}"
     removed = f"B / A {comparison.drift:.3f}x was removed from all ratios: the median over all rows"
@@ -142,7 +151,7 @@ def _describe_drift(comparison: Comparison) -> str:
 
 
 def _describe_lack_of_evidence(comparison: Comparison) -> list[str]:
-    """Return the largest change that may have gone undetected, and a command that would detect it, as lines."""
+    """Return lines of text: how large an undetected change may be, and a command that measures more precisely."""
     (low, high), change = comparison.widest_interval, comparison.tolerance or DEFAULT_CHANGE
     if not comparison.lacks_evidence:
         return [f"verdict: no difference of {100 * change:.3g} % or more: all B / A are in [{low:.3f},{high:.3f}]"]
@@ -164,7 +173,10 @@ def _describe_lack_of_evidence(comparison: Comparison) -> list[str]:
 
 
 def _describe_verdict(comparison: Comparison) -> list[str]:
-    """Return lines with the names of all that became worse or better, and of regressions beyond the tolerance."""
+    """Return lines of text that name the rows and operations that became worse or better, and the regressions.
+
+    If none became worse or better, the lines state how large an undetected change may be.
+    """
     worse, better = comparison.list_names(Verdict.WORSE), comparison.list_names(Verdict.BETTER)
     if not worse and not better:
         return _describe_lack_of_evidence(comparison)
@@ -180,6 +192,6 @@ def _describe_verdict(comparison: Comparison) -> list[str]:
 
 
 def _join_names(names: Sequence[str]) -> str:
-    """Return up to MAX_NAMES names, and the number of the others."""
+    """Return up to MAX_NAMES names joined by commas, with the number of the others, such as ` and 3 more`."""
     more = len(names) - MAX_NAMES
     return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

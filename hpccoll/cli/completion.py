@@ -11,7 +11,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def _complete_from(list_words: Callable[[], Iterable[str]]) -> Complete:
-    """Return click's completion function for a parameter: words that begin with the typed string, else files."""
+    """Return a function for click's `shell_complete`: it completes the words that `list_words` returns, else files."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the words that begin with `incomplete`; file names if there are none."""
@@ -58,7 +58,7 @@ def _list_machines() -> list[str]:
 
 
 def _list_strategies() -> list[str]:
-    """Return the words of a training strategy: mesh axes, levels of ZeRO, and `sp`."""
+    """Return the words of which a STRATEGY of `hpccoll train` consists: dp, tp, pp, cp, ep, zero1 to zero3, and sp."""
     from hpccoll.parallel.mesh import AXES, SEQUENCE_PARALLEL, ZERO_LEVELS
 
     return [*AXES, *ZERO_LEVELS, SEQUENCE_PARALLEL]

@@ -87,9 +87,13 @@ def _list_examples() -> None:
 
 
 def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorithm | None]:
-    """Return an example and its algorithm (None if the example is not about a single collective operation).
+    """Return the example to run and its algorithm; None as algorithm if the example is not about one collective.
 
-    A user's algorithm, given by --algorithm or as FILE.py:FUNCTION, is loaded and proven correct.
+    A user's own algorithm is loaded and proven correct. Raises UsageError if the arguments do not go together.
+
+    Args:
+        name: the argument NAME: an example, or FILE.py:FUNCTION.
+        algorithm: the value of --algorithm; None for the example's default.
     """
     if loader.is_file_reference(name):
         if algorithm is not None:
@@ -116,7 +120,10 @@ def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorit
 
 
 def _print_introduction(example: Example, algorithm: Algorithm | None, draw: bool) -> None:
-    """Before an example runs, print its description, its plan's proven cost and, if `draw` is set, the plan."""
+    """Print an example's description, the proven cost of its algorithm and, if `draw` is set, the plan as text.
+
+    `algorithm` is None if the example is not about one collective.
+    """
     print(f"{example.name}, on {format_count(example.ranks, 'rank')}\n")
     print_text("\n".join(example.description), indent="")
     if example.name == "send_send_deadlock":
@@ -147,7 +154,13 @@ def _output_values(
     values: Sequence[RankValues] | None,
     json_file: str | None,
 ) -> None:
-    """On rank 0, print and record the values of all ranks; `values` is None on other ranks. Collective."""
+    """Print the values of all ranks before and after the example, and write a record; on rank 0. Collective.
+
+    Args:
+        algorithm: the algorithm that ran; None if the example is not about one collective.
+        values: the values of each rank; None on all ranks but 0.
+        json_file: the value of --json; with `-`, nothing but the records is printed.
+    """
     from hpccoll.cli.run_record import make_run_record
 
     run = make_run_record(world) if json_file is not None else None
@@ -162,7 +175,10 @@ def _output_values(
 
 
 def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence[RankValues]) -> dict[str, Any]:
-    """Return the example's `DemoRecord` as a dict, which maps each variable's name to a list of every rank's value."""
+    """Return the example's `DemoRecord` as a dict; `values` has the variables of each rank before and after it.
+
+    The record maps the name of each variable to the list of its values on all ranks.
+    """
     before, after = (
         {title: [getattr(value, side)[index] for value in values] for index, title in enumerate(titles)}
         for side, titles in zip(("before", "after"), example.titles, strict=True)
@@ -172,7 +188,7 @@ def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence
 
 
 def _print_values(example: Example, values: Sequence[RankValues]) -> None:
-    """Print the table of all ranks' values, and the equivalent calls of each library."""
+    """Print the table of all ranks' values before and after an example, and its code in each library."""
     from hpccoll.demo.library_calls import format_library_calls
     from hpccoll.demo.run_example import format_value
 

@@ -44,7 +44,10 @@ MAX_EVIDENCE = 200  # characters of evidence shown without -v
 
 
 def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Return the capabilities named by --require; raise a usage error if a name is unknown."""
+    """Return the names in `value`, the comma-separated list of --require; raise click.BadParameter for an unknown one.
+
+    This is a callback of click.
+    """
     names = tuple(name.strip().replace("-", "_") for name in (value or "").split(",") if name.strip())
     for name in names:
         if name not in REQUIRABLE:
@@ -110,7 +113,7 @@ def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, remove_stal
 
 
 def _require_writable(job: MpiJob, json_file: str | None) -> None:
-    """Raise UsageError on all ranks unless the first rank can write the file of --json. Collective."""
+    """Raise UsageError on all ranks if rank 0 cannot write the file of --json; nothing if it is None. Collective."""
     files = {"--json": json_file}
     if job.world is None:
         require_outputs_writable(files)
@@ -121,9 +124,11 @@ def _require_writable(job: MpiJob, json_file: str | None) -> None:
 
 
 def _check_hosts(job: MpiJob, limit_s: float, remove_stale: bool) -> list[HostReport]:
-    """Run the host checks on the first rank of each host; return all reports on rank 0, [] on other ranks. Collective.
+    """Check each host by its first rank; return the reports of all hosts on rank 0, [] on other ranks. Collective.
 
-    A process that a check starts may run for `limit_s` seconds.
+    Args:
+        limit_s: time limit in seconds of each process that a check starts.
+        remove_stale: whether to remove files of ended jobs from /dev/shm first.
     """
     rank = job.world.rank if job.world is not None else 0
     on_host = [info for info in job.ranks if info.host == job.ranks[rank].host]
@@ -141,7 +146,10 @@ def _check_hosts(job: MpiJob, limit_s: float, remove_stale: bool) -> list[HostRe
 
 
 def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: bool, json_file: str | None) -> None:
-    """Write the records to `json_file`, if given; print the table unless `json_file` is standard output."""
+    """Write `run` (the record of kind `run`) and the findings to `json_file`, and print the findings for people.
+
+    `json_file` is the value of --json: None writes no records, and with `-` nothing else is printed.
+    """
     with open_json_lines(json_file) as lines:
         if json_file is not None:
             lines.write(run)
@@ -155,10 +163,9 @@ def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: boo
 
 
 def format_findings(findings: Sequence[Finding], verbose: bool, width: int) -> list[str]:
-    """Return the findings as lines of text, wrapped at `width` characters.
+    """Return the findings as lines of text, wrapped at `width` characters, with the counts by severity last.
 
-    Only problems and warnings are shown, unless `verbose`; their evidence is shortened. Remedies are not wrapped,
-    however long they are.
+    Unless `verbose` is set, only problems and warnings are shown, with shortened evidence. Remedies are never wrapped.
     """
     shown = [finding for finding in findings if verbose or finding.severity.name.lower() in ("warning", "problem")]
     lines, area_width = [], max((len(finding.area) for finding in shown), default=0)

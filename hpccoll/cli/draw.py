@@ -33,7 +33,7 @@ PRINTED = "-.txt"  # instead of an output file: print a text grid
 
 @dataclass(frozen=True, slots=True)
 class DrawingFormat:
-    """A file format: its name in messages, and the largest number of ranks of a legible drawing."""
+    """A file format of `hpccoll draw`: its name in messages, and the most ranks of which a drawing is legible."""
 
     name: str
     most_ranks: int
@@ -49,10 +49,11 @@ FORMATS = {
 
 
 def _render(plan: Plan, nodes: tuple[int, ...], suffix: str) -> list[bytes]:
-    """Return the contents of a drawing's files, one per page, in the format of `suffix`, such as `.svg`.
+    """Return the drawing of a plan as the contents of one file per page.
 
-    `nodes` has the number of ranks on each node; if it is empty, the drawing shows no nodes. Only pictures (.svg, .png)
-    have several pages.
+    Args:
+        nodes: the number of ranks on each node; empty to draw no nodes.
+        suffix: the format: .txt, .svg, .png or .gif. Only .svg and .png can have several pages.
     """
     from hpccoll.plan import drawing
 
@@ -69,9 +70,11 @@ def _render(plan: Plan, nodes: tuple[int, ...], suffix: str) -> list[bytes]:
 
 
 def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
-    """Return a JSON trace of the plan, with times simulated for a message of `nbytes` bytes on the machine model.
+    """Return a JSON trace of the plan for ui.perfetto.dev, with simulated times.
 
-    Without a machine model, all rounds have the same length, and `nbytes` is ignored.
+    Args:
+        machine: the machine model to simulate; None gives all rounds the same length, and ignores `nbytes`.
+        nbytes: the message size in bytes.
     """
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.plan.simulation import build_round_timeline, build_simulated_timeline
@@ -150,7 +153,10 @@ def _draw_plan(
     machine: str | None,
     nbytes: int,
 ) -> None:
-    """Draw a collective algorithm."""
+    """Draw a collective algorithm into the file `output`; PRINTED prints it. The arguments are those of `draw`.
+
+    `nbytes` is the message size of --size, in bytes.
+    """
     algorithm = _get_algorithm(name)
     ranks = ranks if ranks is not None else algorithm.only_ranks or DEFAULT_RANKS
     drawing_format = _get_format(output, ranks, chunks)
@@ -167,7 +173,7 @@ def _draw_plan(
 
 
 def _draw_schedule(name: str, output: str, options: ScheduleOptions) -> None:
-    """Draw a pipeline schedule."""
+    """Draw the pipeline schedule `name` (built in, or a CSV file) into the file `output`; PRINTED prints it."""
     schedule = get_single_schedule(name, options)
     if not is_printing_rank():
         return
@@ -185,10 +191,13 @@ def _reject_trace_options() -> None:
 
 
 def _reject_unused_options(measured: bool, machine: str | None) -> None:
-    """Raise UsageError if the user gave an option that has no effect together with the others.
+    """Raise UsageError if the user gave an option that the other options make useless.
 
-    With --measured (`measured`), these are --chunks, --nodes and --machine. Without --measured and --machine (`machine`
-    is None), this is --size.
+    With --measured, these are --chunks, --nodes and --machine; without --measured and --machine, it is --size.
+
+    Args:
+        measured: whether --measured is given.
+        machine: the value of --machine; None if it is not given.
     """
     unused = list_given_options("chunks", "nodes", "machine") if measured else []
     if unused:
@@ -198,7 +207,10 @@ def _reject_unused_options(measured: bool, machine: str | None) -> None:
 
 
 def _write_pages(output: str, pages: Sequence[bytes], description: str) -> None:
-    """Write one page to the file `output`, or several pages to files with a number before the suffix, such as -01."""
+    """Write one page to the file `output`, or several pages to files with a number before the suffix, such as -01.
+
+    `description` names the drawing in the line that is printed per file.
+    """
     if len(pages) == 1:
         _write(output, pages[0], description)
         return
@@ -209,7 +221,7 @@ def _write_pages(output: str, pages: Sequence[bytes], description: str) -> None:
 
 
 def _write(output: str, drawing: bytes, description: str) -> None:
-    """Write the file `output` and print its name, description and size; if `output` is PRINTED, print the drawing."""
+    """Write `drawing` to the file `output` and print a line with name, `description` and size; PRINTED prints it."""
     if output == PRINTED:
         click.echo(drawing.decode().rstrip("\n"))
         return
@@ -219,9 +231,11 @@ def _write(output: str, drawing: bytes, description: str) -> None:
 
 
 def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
-    """Run the algorithm `name` on all ranks of the job; rank 0 writes a trace of the run. Collective.
+    """Run the algorithm `name` on all ranks of the job; rank 0 writes a trace of the measured times. Collective.
 
-    `ranks` is the value of --ranks: None, or the number of ranks of the job. `nbytes` is the size of the message.
+    Args:
+        ranks: the value of --ranks, which must be None or the number of ranks of the job.
+        nbytes: the message size in bytes.
     """
     from hpccoll.runtime import job, joint_failure
 
@@ -245,7 +259,10 @@ def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) 
 
 
 def _get_format(output: str, ranks: int, chunks: int) -> DrawingFormat:
-    """Return the format of the file `output`; raise UsageError if there are too many ranks or chunks for the format."""
+    """Return the format that the suffix of the file name `output` means.
+
+    Raises UsageError for an unknown suffix, or if a drawing of so many `ranks` or `chunks` would not be legible.
+    """
     drawing_format = FORMATS.get(Path(output).suffix.lower())
     if drawing_format is None:
         raise UsageError(f"-o {output}: the suffix is the format; use one of {' '.join(FORMATS)}")
@@ -264,7 +281,10 @@ def _get_format(output: str, ranks: int, chunks: int) -> DrawingFormat:
 
 
 def _get_algorithm(name: str) -> Algorithm:
-    """Return the algorithm `name`, loading FILE.py:FUNCTION; raise UsageError if `name` selects several algorithms."""
+    """Return the algorithm `name` (OP/ALGORITHM, FILE.py:FUNCTION or a plan's file), executing FILE.py.
+
+    Raises UsageError if `name` selects several algorithms, as OP alone does.
+    """
     from hpccoll.cli.verify import resolve_algorithms
 
     algorithms = resolve_algorithms([name])
@@ -275,7 +295,7 @@ def _get_algorithm(name: str) -> Algorithm:
 
 
 def _make_plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: tuple[int, ...]) -> Plan:
-    """Return the plan to draw; prove it first if the algorithm is a user's own."""
+    """Return the plan to draw; `sizes` is the number of ranks on each node. A user's own algorithm is proven first."""
     from hpccoll.algorithms import loader
 
     if not 0 <= root < ranks:
@@ -287,7 +307,10 @@ def _make_plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: 
 
 
 def _load_machine(output: str, name: str | None) -> Machine | None:
-    """Return the machine model of --machine (None if not given); raise UsageError unless `output` is a .json trace."""
+    """Return the machine model `name`, the value of --machine; None if `name` is None.
+
+    Raises UsageError if --machine is given and `output` does not end in .json, because only traces have times.
+    """
     if name is None:
         return None
     if Path(output).suffix.lower() != ".json":
@@ -298,7 +321,7 @@ def _load_machine(output: str, name: str | None) -> Machine | None:
 
 
 def _find_node_sizes(nodes: str | None, ranks: int, machine: Machine | None) -> tuple[int, ...]:
-    """Return each node's number of ranks, from --nodes or else from the machine model; empty if both are None."""
+    """Return the number of ranks on each node: from --nodes, else from the machine model, () if both are None."""
     if nodes is not None:
         return _parse_nodes(nodes, ranks)
     if machine is None:
@@ -309,7 +332,10 @@ def _find_node_sizes(nodes: str | None, ranks: int, machine: Machine | None) -> 
 
 
 def _parse_nodes(nodes: str, ranks: int) -> tuple[int, ...]:
-    """Return the number of ranks on each node, from --nodes: a number of nodes, or a list of ranks per node."""
+    """Return the number of ranks on each node.
+
+    `nodes` is the value of --nodes: a number of nodes such as `2`, or the ranks on each node, such as `3,2`.
+    """
     words = [word.strip() for word in nodes.split(",")]
     if all(word.isdecimal() for word in words):
         sizes = tuple(map(int, words))

@@ -43,7 +43,7 @@ from hpccoll.sizing.training_setup import DTYPES, OPTIMIZERS, RECOMPUTE, ZERO_ST
 Command = TypeVar("Command", bound=Callable[..., Any])
 MAX_RANKS = 2**20
 MACHINE_COSTS = ("nodes", "alpha", "beta", "gamma")  # options of `hpccoll simulate` that this command lacks
-# Options of the model's shape: fields of `TransformerShape` with their help.
+# The options that describe a model: the fields of `TransformerShape`, each with its help.
 SHAPE_OPTIONS = {
     "layers": "Layers. This and the next options describe a model, or replace values of PRESET.",
     "width": "Features of a token.",
@@ -58,7 +58,7 @@ SHAPE_OPTIONS = {
 
 
 def _add_shape_options(command: Command) -> Command:
-    """Add an option for each field of SHAPE_OPTIONS."""
+    """Return the click command with one more option, such as --layers, for each field in SHAPE_OPTIONS."""
     for name, text in reversed(SHAPE_OPTIONS.items()):
         command = click.option(f"--{name.replace('_', '-')}", type=click.IntRange(1, 2**31 - 1), help=text)(command)
     return command
@@ -127,7 +127,10 @@ def estimate(
 
 
 def resolve_estimated_machine(name: str | None, ranks: int) -> Machine:
-    """Return the machine model of --machine, or the default."""
+    """Return the machine model `name`, the value of --machine; None stands for the default. `ranks` is the job's size.
+
+    Raises UsageError if no machine model or file has the name.
+    """
     return resolve_machine([ranks], {"machine": name} | dict.fromkeys(MACHINE_COSTS), []).machine
 
 
@@ -140,7 +143,18 @@ def _run_search(
     options: dict[str, Any],
     json_file: str | None,
 ) -> None:
-    """Search, write the records and print the meshes; raise UsageError for options whose values the search chooses."""
+    """Estimate all meshes of the ranks in `setup`, write one record per mesh, and print the fastest.
+
+    Raises UsageError if the user gave an option whose value the search chooses.
+
+    Args:
+        name: the name of the model, for the output.
+        setup: the model, batch and ranks; the search replaces its mesh.
+        efficiency: the fraction of the peak rate at which ranks compute.
+        top: the number of meshes to print.
+        options: the options of the command, by parameter; zero and recompute restrict the search unless None.
+        json_file: the value of --json.
+    """
     unused = list_given_options("mesh", "microbatches", "sequence_parallel")
     if unused:
         raise UsageError(f"--search chooses {' and '.join(unused)} itself; leave out these options, and give --ranks")
@@ -155,7 +169,13 @@ def _run_search(
 
 
 def _make_model(preset: str | None, shape: dict[str, int], like_llama: bool) -> TransformerShape:
-    """Return the preset with the given fields replaced, or a model of the given shape alone; raise UsageError."""
+    """Return the shape of the model to estimate; raise UsageError if it is incomplete or contradictory.
+
+    Args:
+        preset: the name of a published model, of which `shape` replaces fields; None for a model of `shape` alone.
+        shape: the given options of SHAPE_OPTIONS, by field of TransformerShape.
+        like_llama: the value of --like-llama.
+    """
     if preset is not None:
         model = msgspec.structs.replace(load_preset(preset), **shape)
         model = msgspec.structs.replace(model, like_llama=True) if like_llama else model
@@ -172,7 +192,12 @@ def _make_model(preset: str | None, shape: dict[str, int], like_llama: bool) -> 
 
 
 def _parse_mesh(strategy: str, ranks: int | None, options: dict[str, Any]) -> Mesh:
-    """Return the mesh of --mesh, and let its words zero1, zero2, zero3 and sp set `options`, as in `hpccoll train`.
+    """Return the mesh that --mesh describes; its words zero1, zero2, zero3 and sp change `options`.
+
+    Args:
+        strategy: the value of --mesh, such as `dp=2,tp=4,zero1`.
+        ranks: the value of --ranks; None for the product of the axes.
+        options: the options of the command, by parameter, of which `zero` and `sequence_parallel` may be set.
 
     Raises:
         UsageError: the axes do not fit --ranks, or a word contradicts --zero.
@@ -193,7 +218,11 @@ def _parse_mesh(strategy: str, ranks: int | None, options: dict[str, Any]) -> Me
 
 
 def _make_setup(model: TransformerShape, mesh: Mesh, options: dict[str, Any]) -> TrainingSetup:
-    """Return the training step that the options describe; raise UsageError if the model has too few positions."""
+    """Return the training step to estimate: model, mesh, batch, micro-batches, precision.
+
+    `options` are the values of the command's options, by parameter. Raises UsageError if --sequence exceeds the
+    position embeddings of the model.
+    """
     batch, sequence = options["batch"] or mesh.ranks, options["sequence"] or model.context
     if sequence > model.context and not model.like_llama:
         raise UsageError(
@@ -216,11 +245,11 @@ def _make_setup(model: TransformerShape, mesh: Mesh, options: dict[str, Any]) ->
     )
 
 
-def make_estimate_record(name: str, found: Estimate) -> EstimateRecord:
-    """Return an estimate as a record; `name` is the name of the model."""
-    setup, time = found.setup, found.time
+def make_estimate_record(name: str, estimated: Estimate) -> EstimateRecord:
+    """Return an estimate as the record that --json writes; `name` is the name of the model."""
+    setup, time = estimated.setup, estimated.time
     by_collective: dict[str, float] = defaultdict(float)
-    for entry in found.traffic:
+    for entry in estimated.traffic:
         by_collective[entry.collective] += entry.sent_bytes
     return EstimateRecord(
         model=name,
@@ -228,30 +257,30 @@ def make_estimate_record(name: str, found: Estimate) -> EstimateRecord:
         active_parameters=count_active_parameters(setup.model),
         strategy=str(setup.mesh),
         ranks=setup.mesh.ranks,
-        nodes=found.machine.count_nodes(setup.mesh.ranks),
-        machine=found.machine.name,
+        nodes=estimated.machine.count_nodes(setup.mesh.ranks),
+        machine=estimated.machine.name,
         **{key: getattr(setup, key) for key in ("batch", "sequence", "microbatches", "zero", "recompute")},
         sequence_parallel=setup.sequence_parallel,
         schedule=setup.schedule,
         dtype=setup.precision.dtype,
         optimizer=setup.precision.optimizer,
-        fits=found.fits,
-        usable_bytes=found.usable_bytes,
-        bytes=EstimatedBytes(**asdict(found.memory), total=found.memory.total),
-        flops=EstimatedFlops(found.flops.forward, found.flops.backward, found.flops.recomputed),
+        fits=estimated.fits,
+        usable_bytes=estimated.usable_bytes,
+        bytes=EstimatedBytes(**asdict(estimated.memory), total=estimated.memory.total),
+        flops=EstimatedFlops(estimated.flops.forward, estimated.flops.backward, estimated.flops.recomputed),
         communication_bytes=dict(by_collective),
         communication=tuple(
             TrafficEntry(a.strategy, a.collective, a.calls, a.within_bytes, a.between_bytes, a.seconds)
-            for a in found.traffic
+            for a in estimated.traffic
         ),
-        overlap={overlap.strategy: overlap.ratio for overlap in found.overlaps},
+        overlap={overlap.strategy: overlap.ratio for overlap in estimated.overlaps},
         bubble=time.bubble,
-        efficiency=found.efficiency,
+        efficiency=estimated.efficiency,
         compute_s=time.compute_s,
         idle_s=time.idle_s,
         exposed_s=dict(time.exposed_s),
         step_s=time.total_s,
-        tokens_per_s=found.tokens_per_s,
-        mfu=found.utilisation,
+        tokens_per_s=estimated.tokens_per_s,
+        mfu=estimated.utilisation,
         limit=time.limit,
     )

@@ -33,7 +33,10 @@ MEMORY_CONTENTS = {
 
 
 def print_estimate(name: str, estimate: Estimate) -> None:
-    """Print an estimate: the answers (does it fit, how long), then tables of memory, FLOPs, traffic and overlap."""
+    """Print an estimate of a training step of the model `name`.
+
+    The answers come first (does the step fit into memory, how long does it take), then tables of memory and traffic.
+    """
     setup, flops = estimate.setup, estimate.flops
     print_text(f"{_describe_job(name, setup, estimate.machine)}, {_describe_settings(setup)}")
     for heading, text in _list_answers(estimate):
@@ -60,7 +63,10 @@ def print_estimate(name: str, estimate: Estimate) -> None:
 
 
 def print_rank_estimates(estimate: Estimate) -> None:
-    """Print the memory and the times of the ranks of each index along pp, which differ by their pipeline stages."""
+    """Print a table of memory and times with one row per index along the pipeline axis pp of the mesh.
+
+    Ranks with equal index along pp have the same pipeline stages, and need the same memory and time.
+    """
     setup, placed = estimate.setup, estimate.setup.stage_ranks
     rows = []
     for index in range(setup.mesh.pp):
@@ -80,7 +86,7 @@ def print_rank_estimates(estimate: Estimate) -> None:
 
 
 def _describe_job(name: str, setup: TrainingSetup, machine: Machine) -> str:
-    """Return a phrase that names the model, the ranks and the machine."""
+    """Return a phrase that names the model (`name`) with its parameters, the ranks, the nodes and the machine."""
     total, active = count_parameters(setup.model).total, count_active_parameters(setup.model)
     parameters = f"{_format_count(total)} parameters" + (f", {_format_count(active)} active" if active < total else "")
     nodes = format_count(machine.count_nodes(setup.mesh.ranks), "node")
@@ -88,26 +94,26 @@ def _describe_job(name: str, setup: TrainingSetup, machine: Machine) -> str:
 
 
 def _describe_settings(setup: TrainingSetup) -> str:
-    """Return a phrase with the mesh and the settings."""
+    """Return a phrase with the mesh, the ZeRO stage, the recomputation and the micro-batches of a training step."""
     words = [str(setup.mesh), f"ZeRO-{setup.zero}" if setup.zero else "no ZeRO", f"recompute {setup.recompute}"]
     words += ["sequence parallel"] if setup.sequence_parallel else []
     return ", ".join([*words, format_count(setup.microbatches, "micro-batch").replace("batchs", "batches")])
 
 
 def format_gb(nbytes: float) -> str:
-    """Return bytes in GB with three significant digits, or without decimals from 1000 GB."""
+    """Return `nbytes` in GB as a string without unit: three significant digits, no decimals from 1000 GB on."""
     return f"{nbytes / GB:,.0f}" if nbytes >= 1000 * GB else f"{nbytes / GB:.3g}"
 
 
 def _format_count(count: int) -> str:
-    """Return a number of parameters, such as `8.03 G`, `124 M` or `13,130`."""
+    """Return a number of parameters of a model as a string, such as `8.03 G`, `124 M` or `13,130`."""
     if count < 1e6:
         return f"{count:,}"
     return f"{count / 1e9:.2f} G" if count >= 1e9 else f"{count / 1e6:.0f} M"
 
 
 def _list_answers(estimate: Estimate) -> Iterator[tuple[str, str]]:
-    """Yield (heading, text) of each answer: whether the step fits into memory, its time, its limit, its bubble."""
+    """Yield pairs of a heading and a sentence: does the step fit into memory, its time, what limits it, its bubble."""
     time, memory = estimate.time, asdict(estimate.memory)
     largest = max(memory, key=lambda what: memory[what])
     usable, tokens = estimate.usable_bytes / GB, estimate.setup.batch * estimate.setup.sequence
@@ -123,7 +129,7 @@ def _list_answers(estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def _describe_limit(estimate: Estimate) -> str:
-    """Return the part of a step that takes most time, and the shares of all parts."""
+    """Return a phrase: what takes most of a step's time (compute, communication along an axis, bubble), and shares."""
     time = estimate.time
     seconds = {"bubble": time.idle_s, **time.exposed_s}
     parts = [f"{name} {each / time.total_s:.0%}" for name, each in seconds.items() if each > 0.005 * time.total_s]
@@ -132,7 +138,10 @@ def _describe_limit(estimate: Estimate) -> str:
 
 
 def print_search(name: str, setup: TrainingSetup, machine: Machine, search: MeshSearch, top: int) -> None:
-    """Print the fastest mesh, a table of the `top` fastest, and why other meshes do not fit."""
+    """Print the results of a search over meshes: the fastest, a table of the `top` fastest, and why others do not fit.
+
+    `name` is the model's name; `setup` and `machine` are those for which meshes were searched.
+    """
     print_text(f"{_describe_job(name, setup, machine)}, batch {setup.batch}, sequence {setup.sequence}")
     usable = compute_usable_bytes(machine) / GB
     if search.fitting:
@@ -158,7 +167,7 @@ def print_search(name: str, setup: TrainingSetup, machine: Machine, search: Mesh
 
 
 def _make_search_row(estimate: Estimate) -> tuple[str, ...]:
-    """Return the row of a mesh in the table of a search, in the order of SEARCH_COLUMNS."""
+    """Return the table cells of one mesh of a search, in the order of SEARCH_COLUMNS."""
     setup, time = estimate.setup, estimate.time
     size = setup.batch // (setup.mesh.samplers * setup.microbatches)
     return (

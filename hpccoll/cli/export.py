@@ -73,7 +73,7 @@ def export(
 
 
 def _export_schedule(name: str, output: str, options: ScheduleOptions) -> None:
-    """Write a proven pipeline schedule as a CSV file of torch.distributed.pipelining."""
+    """Prove the pipeline schedule `name` and write it to `output`, as a CSV file for torch.distributed.pipelining."""
     from hpccoll.plan.interchange.torch_schedules import format_schedule_csv
 
     if Path(output).suffix != ".csv":
@@ -88,7 +88,14 @@ def _export_schedule(name: str, output: str, options: ScheduleOptions) -> None:
 
 
 def _make_plan(name: str, ranks: int | None, root: int, chunks: int | None, nbytes: int) -> Plan:
-    """Return the proven plan of a built-in algorithm, or of a user's own algorithm loaded from a file."""
+    """Return the plan of the algorithm `name` (OP/ALGORITHM, or a file), after proving it.
+
+    Args:
+        ranks: the number of ranks; None for that of the file, or DEFAULT_RANKS.
+        root: the root of a rooted operation.
+        chunks: the number of chunks; None for the number that a run of `nbytes` bytes would use.
+        nbytes: the message size in bytes.
+    """
     from hpccoll.selection import choose_chunk_count
 
     if loader.is_file_reference(name):
@@ -108,7 +115,10 @@ def _make_plan(name: str, ranks: int | None, root: int, chunks: int | None, nbyt
 
 
 def _read_plan(name: str, ranks: int | None) -> Plan:
-    """Read the plan in the JSON file `name`, without proving it."""
+    """Return the plan in the JSON file `name`, without proving it; raise UsageError if it is not for `ranks` ranks.
+
+    None as `ranks` accepts any number.
+    """
     plan = read_plan(name)
     if ranks not in (None, plan.ranks):
         raise UsageError(
@@ -118,7 +128,12 @@ def _read_plan(name: str, ranks: int | None) -> Plan:
 
 
 def _format_plan(plan: Plan, suffix: str, nbytes: int) -> str:
-    """Return the text of `plan` in the format of `suffix`."""
+    """Return the contents of a file with the plan.
+
+    Args:
+        suffix: the format: .json, .xml (MSCCL), or .goal (LogGOPSim).
+        nbytes: the message size in bytes, which only .goal states.
+    """
     if suffix == ".json":
         from hpccoll.plan.interchange.json_plans import to_json
 

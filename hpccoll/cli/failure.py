@@ -17,15 +17,19 @@ from hpccoll.errors import CommunicationError, HpccollError, LauncherError
 
 GRACE_S = 0.5  # time in which rank 0 prints an error that all ranks have
 PRINTING_S = 10.0  # longest wait for the process of rank 0 to print such an error and to end
-# Time that ranks take to find out whether all of them failed. It is not longer where ranks share cores, because ranks
-# that poll in a collective share cores, too, and a longer time would delay the end of their job.
+# How long ranks try to find out whether all of them failed.
+# The time is not longer where ranks share cores, because a longer time would delay the end of a job whose other ranks
+# poll in a collective.
 AGREEMENT_S = 2.0
 # Environment variable with the name of a file for the exit status; srun's own status is 137 after it killed ranks.
 STATUS_FILE = "HPCCOLL_STATUS_FILE"
 
 
 def record_status(status: int) -> int:
-    """Write `status` to the file that HPCCOLL_STATUS_FILE names, unless it exists already, and return `status`."""
+    """Write the exit status `status` to the file that HPCCOLL_STATUS_FILE names, unless it exists; return `status`.
+
+    The rank that prints writes any status, and other ranks write a status that is not 0.
+    """
     if os.environ.get(STATUS_FILE) and (is_printing_rank() or status):
         # If the status file cannot be written, batch scripts use the launcher's exit status.
         with suppress(OSError), Path(os.environ[STATUS_FILE]).open("x", encoding="ascii") as file:
@@ -39,9 +43,10 @@ def is_in_job() -> bool:
 
 
 def fail_alike(status: int, message: str) -> int:
-    """Print `message` on the printing rank, for an error that every rank has; return `status`; makes no MPI call.
+    """Print `message` on rank 0 for an error that every rank has; return `status`, the exit status; make no MPI call.
 
-    The other ranks wait before they exit, because some launchers end a job, and drop its output, at the first exit.
+    The other ranks wait until rank 0 has printed, because some launchers end a job, and drop its output, at the first
+    exit.
     """
     if is_printing_rank():
         print(message, file=sys.stderr, flush=True)
@@ -52,7 +57,7 @@ def fail_alike(status: int, message: str) -> int:
 
 
 def _wait_for_local_rank_0() -> None:
-    """Wait until rank 0 has ended, if the launcher of this process has started rank 0 on this host, too."""
+    """Wait, for at most PRINTING_S seconds, until rank 0 has ended, if rank 0 runs on this host."""
     import psutil
 
     for each in psutil.Process(os.getppid()).children():
@@ -62,7 +67,10 @@ def _wait_for_local_rank_0() -> None:
 
 
 def fail(status: int, message: str, error: BaseException) -> int:
-    """Print `message` on standard error, once per job, and return `status`; abort the job if only some ranks failed."""
+    """End a failed command: print `message` on standard error, once per job, and return `status`, the exit status.
+
+    `error` is the exception. If it did not occur on all ranks, the job is aborted by MPI_Abort.
+    """
     if not is_in_job() or isinstance(error, LauncherError):  # ranks that a wrong launcher started are not connected
         return fail_alike(status, message)
     if _can_finalize_after(error) and _do_all_ranks_fail(message):
@@ -77,12 +85,15 @@ def fail(status: int, message: str, error: BaseException) -> int:
 
 
 def _can_finalize_after(error: BaseException) -> bool:
-    """Whether MPI_Finalize can follow `error`: it would wait for messages that a failed communication has left."""
+    """Whether MPI_Finalize can return after `error`; after a CommunicationError it could wait for lost messages."""
     return isinstance(error, HpccollError) and not isinstance(error, CommunicationError)
 
 
 def _do_all_ranks_fail(message: str) -> bool:
-    """Return whether all ranks fail within AGREEMENT_S seconds; if so, rank 0 prints `message`."""
+    """Wait up to AGREEMENT_S seconds for all ranks to call this; return whether they did.
+
+    If so, rank 0 prints `message` to standard error.
+    """
     from hpccoll.runtime import job, joint_failure
 
     module = job.load_mpi()
@@ -92,6 +103,6 @@ def _do_all_ranks_fail(message: str) -> bool:
 
 
 def _print_and_wait(message: str) -> None:
-    """Print a message on standard error, and wait until the launcher has read it."""
+    """Print a message on standard error, and sleep for the time in which launchers read the message."""
     print(message, file=sys.stderr, flush=True)
     time.sleep(GRACE_S / 4)  # until the launcher has read the message

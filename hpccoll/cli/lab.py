@@ -34,7 +34,7 @@ _dir_option = click.option(
 
 
 def _spec_options(function: Function) -> Function:
-    """Decorator: add the options that describe a lab (a throw-away cluster), and --dir, to a command."""
+    """Return the click command with the options that describe a lab (a throw-away SLURM cluster), and --dir."""
     for option in reversed(
         (
             click.option("--nodes", type=int, help="Number of nodes.  [default: 4]"),
@@ -203,7 +203,7 @@ def slow(node: str, state_dir: Path | None, percent: float) -> int:
 
 
 def _warn_of_flat_mode(reason: str) -> None:
-    """Warn on standard error that a flat lab (without namespaces) is limited and insecure."""
+    """Warn on standard error that the lab has no namespaces, for the reason `reason`, and that it is insecure."""
     from hpccoll.lab.isolation import Isolation
 
     click.echo(
@@ -214,7 +214,10 @@ def _warn_of_flat_mode(reason: str) -> None:
 
 
 def _attach(state_dir: Path | None) -> Lab:
-    """Connect to the lab that runs in the given or the default directory; raise UnavailableError if no lab runs."""
+    """Return the running lab with the state directory `state_dir`; raise UnavailableError if no lab runs there.
+
+    None stands for the default directory.
+    """
     from hpccoll.lab.cluster import Lab
     from hpccoll.lab.state_dir import get_default_dir
 
@@ -222,7 +225,10 @@ def _attach(state_dir: Path | None) -> Lab:
 
 
 def _build_spec(options: dict[str, Any]) -> ClusterSpec:
-    """Return the lab's configuration; its nodes also see the working directory and the Python installation."""
+    """Return the configuration of a new lab; its nodes also see the working directory and the Python installation.
+
+    `options` has the values of the options that describe a lab, by parameter; None stands for a default.
+    """
     from hpccoll.lab.cluster_spec import ClusterSpec, parse_latency, parse_rate
 
     fields = {name: options[name] for name in ("nodes", "cpus", "subnet") if options[name] is not None}
@@ -235,9 +241,10 @@ def _build_spec(options: dict[str, Any]) -> ClusterSpec:
 
 
 def _run_in_foreground(running_lab: Lab, command: tuple[str, ...]) -> int:
-    """Run a lab's command on this terminal and wait; return the command's exit status, or 128 + N after signal N.
+    """Run `command` on the lab's control node, on this terminal; return its exit status, or 128 + N after signal N.
 
-    A step whose ranks cannot start is ended; the status is then CommunicationError's, unless the command succeeds.
+    A job step of SLURM whose ranks cannot start is ended. If the command then fails, the status is that of
+    CommunicationError.
     """
     from hpccoll.lab.lost_messages import LostMessageWatch, describe_lost_message
 
@@ -259,7 +266,10 @@ def _run_in_foreground(running_lab: Lab, command: tuple[str, ...]) -> int:
 
 
 def _end_interrupted(process: subprocess.Popen[bytes]) -> None:
-    """Wait for an interrupted command; if it goes on, interrupt it again (srun needs two interrupts), then kill it."""
+    """Wait for the end of a command that was interrupted by Ctrl-C; after a time, interrupt it again, then kill it.
+
+    srun ends only after a second interrupt.
+    """
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for limit_s in (SECOND_INTERRUPT_S, KILL_S):

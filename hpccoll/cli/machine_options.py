@@ -32,15 +32,25 @@ _NUMBER = r"\d+(?:\.\d*)?(?:e[+-]?\d+)?|\.\d+(?:e[+-]?\d+)?"
 
 @dataclass(frozen=True, slots=True)
 class ChosenMachine:
-    """The machine model, the value of --nodes, and a fitted model's median errors at fitted and at other sizes."""
+    """The machine model that the options select.
+
+    Args:
+        machine: the machine model.
+        nodes: the value of --nodes; None if it is not given.
+        errors: the median relative errors of a fitted model, on the sizes it was fitted to and on others; else None.
+        limit: number of ranks and measured hardware limit of the run that the model was fitted to; else None.
+    """
 
     machine: Machine
     nodes: int | None
     errors: tuple[float, float] | None
-    limit: tuple[int, HardwareLimit] | None = None  # number of ranks and limit of the run that the model is fitted to
+    limit: tuple[int, HardwareLimit] | None = None
 
     def compute_bounds(self, simulation: Simulation) -> Bounds:
-        """Return the lower bounds of a simulated operation, by the measured limit of a run with as many ranks."""
+        """Return lower bounds of the time of a simulated operation, by latency and by bandwidth.
+
+        The measured hardware limit is used if its run had the same ranks and nodes, else the machine model.
+        """
         from hpccoll.measure.hardware_limit import compute_lower_bounds
 
         plan, machine = simulation.plan, simulation.machine
@@ -56,14 +66,14 @@ class ChosenMachine:
         )
 
     def find_optimum(self, simulation: Simulation) -> Optimum | None:
-        """Return the optimum of the simulated operation on the machine's network; None if it is unknown."""
+        """Return the least time of the simulated operation on the machine's network; None if it cannot be computed."""
         from hpccoll.synthesis import find_machine_optimum
 
         plan = simulation.plan
         return find_machine_optimum(simulation.machine, plan.operation, plan.ranks, plan.root)
 
     def for_ranks(self, ranks: int) -> Machine:
-        """Return the machine model for a job of `ranks` ranks, with `ranks` / --nodes (rounded up) ranks per node."""
+        """Return the machine model for a job of `ranks` ranks; with --nodes, a node has `ranks` / nodes, rounded up."""
         if self.nodes is None:
             return self.machine
         return self.machine.with_ranks_per_node(-(-ranks // self.nodes))
@@ -78,7 +88,7 @@ class ChosenMachine:
 
 
 def add_machine_options(command: Command) -> Command:
-    """Add --machine, --nodes, --alpha, --beta and --gamma to a click command."""
+    """Return the click command with the options --machine, --nodes, --alpha, --beta and --gamma."""
     for option in (
         click.option("--gamma", metavar="TIME|BANDWIDTH", help="Cost of reducing a byte: 1e-11 (seconds) or 100GB/s."),
         click.option("--beta", metavar="TIME|BANDWIDTH", help="Cost of sending a byte: 8e-11 (seconds) or 12.5GB/s."),
@@ -130,7 +140,10 @@ def resolve_machine(
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Parse a time such as 3.7us, 1.2ms or 1e-6 to seconds, or raise a UsageError that names `option`."""
+    """Return a time such as `3.7us`, `1.2ms` or `1e-6` in seconds.
+
+    Raises UsageError, which names the command-line option `option`, if `text` is no time.
+    """
     match = re.fullmatch(rf"\s*({_NUMBER})\s*(s|ms|us|ns|)\s*", text.replace("µ", "u"), re.IGNORECASE)
     if match is None or float(match[1]) > 1e6:
         raise UsageError(f"{option} {text!r} is not a time; write seconds or a unit, such as 3.7us, 1e-6 or 0")
@@ -138,9 +151,9 @@ def parse_seconds(text: str, option: str) -> float:
 
 
 def parse_seconds_per_byte(text: str, option: str) -> float:
-    """Parse a time per byte (8e-11) or a bandwidth (12.5GB/s, 1 GB being 1e9 bytes) to seconds per byte.
+    """Return a time per byte (`8e-11`) or a bandwidth (`12.5GB/s`, 1 GB being 1e9 bytes) in seconds per byte.
 
-    Raises a UsageError that names `option` if `text` is neither a time nor a bandwidth.
+    Raises UsageError, which names the command-line option `option`, if `text` is neither.
     """
     match = re.fullmatch(rf"\s*({_NUMBER})\s*GB/s\s*", text, re.IGNORECASE)
     if match is None:
@@ -156,9 +169,14 @@ def parse_seconds_per_byte(text: str, option: str) -> float:
 
 
 def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, float]]:
-    """Fit a machine model to a result file's measurements of algorithms `names`; if it has none, to all measurements.
+    """Return a machine model that is fitted to measurements of `hpccoll bench`, and its two errors.
 
-    Returns the model, its median relative error on the fitted message sizes, and its error on the other sizes.
+    Args:
+        path: the result file.
+        names: full names of the algorithms whose measurements are used; if there are none, all measurements are.
+
+    Returns:
+        The model, and its median relative errors on the fitted message sizes and on the sizes left out of the fit.
     """
     from hpccoll.predict.fit import fit_machine
 
@@ -169,7 +187,7 @@ def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, floa
 
 
 def _read_limit(path: str) -> tuple[int, HardwareLimit] | None:
-    """Return the number of ranks and the limit of the first run in a result file; None if it has no limit."""
+    """Return the number of ranks and the measured hardware limit of a result file's first run, None without limit."""
     from hpccoll.measure.hardware_limit import HardwareLimit
     from hpccoll.measure.results.result_file import read_records
     from hpccoll.records import RunRecord
@@ -181,9 +199,10 @@ def _read_limit(path: str) -> tuple[int, HardwareLimit] | None:
 
 
 def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
-    """Return the measurements in a result file that a fit can use: those of hpccoll's plans on two ranks or more.
+    """Return the measurements in the result file `path` to which a machine model can be fitted.
 
-    Raises a UsageError that names `option` if the file cannot be read or is not a result file.
+    These are the times of hpccoll's algorithms on two ranks or more. Raises UsageError, which names the command-line
+    option `option`, if the file cannot be read or is not a result file.
     """
     from hpccoll.measure.results.result_file import read_records
 
@@ -192,7 +211,10 @@ def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
 
 
 def _make_measured_row(record: CollectiveRecord) -> MeasuredRow | None:
-    """Return the measured plan and time of a result record, or None if a fit cannot use the record."""
+    """Return the plan and the median time of a record; None if a machine model cannot be fitted to it.
+
+    These are records of other engines, of `auto`, of one rank, or of no bytes.
+    """
     import numpy as np
 
     from hpccoll.algorithms import get_algorithm

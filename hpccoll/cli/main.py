@@ -18,7 +18,7 @@ from hpccoll import __version__
 from hpccoll.cli.failure import fail, fail_alike, is_in_job, record_status
 from hpccoll.errors import HpccollError, UnavailableError, UnknownNameError
 
-# The packages, by module, that only commands need; `pip install hpccoll` installs them.
+# Packages that only commands need, by the name of their module; `pip install hpccoll` installs these packages.
 PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "PIL": "pillow", "rich": "rich", "scipy": "scipy"}
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
 
@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Import the command's module and return the command, None for an unknown name."""
+        """Return the command `cmd_name` after importing its module; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(f"hpccoll.cli.{cmd_name}"), cmd_name)
@@ -74,7 +74,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the name, the command and its arguments; raise UnknownNameError for an unknown command."""
+        """Return the name and the object of the command that `args` begins with, and its own arguments.
+
+        Raises UnknownNameError for an unknown command.
+        """
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             raise UnknownNameError("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
@@ -112,7 +115,7 @@ def hpccoll() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; print expected errors as one paragraph, without a traceback.
 
-    `arguments` do not include the program's name; the default is sys.argv[1:]. An error on some ranks aborts the job.
+    `arguments` do not include the program's name; None stands for sys.argv[1:]. An error on some ranks aborts the job.
     """
     try:
         status: Any = hpccoll.main(arguments, prog_name="hpccoll", standalone_mode=False)
@@ -140,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _format_usage_error(error: click.ClickException, arguments: Sequence[str]) -> str:
-    """Return an error of the command line as one paragraph that names the command's --help."""
+    """Return click's `error` as one paragraph, which names the --help of the command in `arguments`."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         return error.format_message()  # the help of a group of commands, such as `hpccoll lab`
     message, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
@@ -150,7 +153,7 @@ def _format_usage_error(error: click.ClickException, arguments: Sequence[str]) -
 
 
 def _discard_stdout() -> int:
-    """Redirect standard output to /dev/null, so that flushing it at exit does not fail; return status 141."""
+    """Redirect standard output to /dev/null, so that flushing the stream at exit does not fail; return status 141."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return CLOSED_PIPE
 

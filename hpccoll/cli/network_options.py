@@ -22,7 +22,8 @@ def load_network(name: str, ranks: int | None, nodes: int | None = None) -> Netw
         name: a machine model, built in or FILE.toml; a network FILE.toml; NCCL's topology FILE.xml; or FILE.jsonl,
             which `hpccoll preflight --json` wrote.
         ranks: the number of ranks; None for the number that the file states.
-        nodes: the number of nodes that the ranks are spread over; None for what the file states.
+        nodes: the number of nodes of a machine model (None: as many as the ranks fill), or of NCCL's topology (None:
+            one); ignored for other files, which state their nodes.
 
     Raises:
         UsageError: the file cannot be read, describes no network, or has another number of ranks.
@@ -46,7 +47,7 @@ def load_network(name: str, ranks: int | None, nodes: int | None = None) -> Netw
 
 
 def is_machine_model(name: str) -> bool:
-    """Whether --machine names a machine model, which can be simulated, rather than a network."""
+    """Whether `name`, the value of --machine, is a machine model, which can be simulated, and not only a network."""
     from hpccoll.synthesis.network_file import is_network_file
 
     return not name.endswith((".xml", ".jsonl", ".json")) and not (
@@ -55,7 +56,13 @@ def is_machine_model(name: str) -> bool:
 
 
 def _load_machine(name: str, ranks: int | None, nodes: int | None) -> Network:
-    """Return the network of a machine model, of one node if neither ranks nor nodes are given."""
+    """Return the network of a machine model; raise UsageError for more than _MOST_RANKS ranks.
+
+    Args:
+        name: the machine model, built in or FILE.toml.
+        ranks: the number of ranks; None for all ranks of `nodes` nodes.
+        nodes: the number of nodes; None for one, or for as many as the ranks fill.
+    """
     from hpccoll.predict.machine_catalogue import load_machine
     from hpccoll.synthesis import make_machine_network
 
@@ -67,7 +74,10 @@ def _load_machine(name: str, ranks: int | None, nodes: int | None) -> Network:
 
 
 def _load_measured(name: str, ranks: int | None) -> Network:
-    """Return the network of the nodes that preflight measured, with equal numbers of ranks."""
+    """Return the network of the nodes that `hpccoll preflight --json` measured, with equally many ranks on each.
+
+    `name` is the result file. `ranks` is the number of all ranks; None for the number that the file states.
+    """
     from hpccoll.measure.results.result_file import read_records
     from hpccoll.synthesis.measured_network import make_measured_network, read_link_rates
 
@@ -79,7 +89,7 @@ def _load_measured(name: str, ranks: int | None) -> Network:
 
 
 def _read(name: str) -> str:
-    """Return the text of a file that --machine names."""
+    """Return the text of the file `name`, which --machine names; raise UsageError if it is unreadable or too long."""
     try:
         return read_limited(name, _MOST_BYTES).decode()
     except (OSError, ValueError) as error:

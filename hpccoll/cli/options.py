@@ -17,34 +17,43 @@ _DECORATE, _GROUP = "decorate", "group"  # keys of a field's metadata
 
 
 def option(*names: str, **settings: Any) -> Any:
-    """Return a field for an option; the arguments are those of `click.option`, without the name of the parameter."""
+    """Return a dataclass field that declares a command-line option, as `click.option(*names, **settings)` does.
+
+    The name of the field becomes that of the option's parameter. `take_options` makes a command of the dataclass.
+    """
     return declare(lambda name: click.option(name, *names, **settings))
 
 
 def argument(**settings: Any) -> Any:
-    """Return a field for an argument; `settings` are those of `click.argument`."""
+    """Return a dataclass field that declares a command-line argument, as `click.argument(**settings)` does."""
     return declare(lambda name: click.argument(name, **settings))
 
 
 def declare(decorate: Callable[[str], Decorator]) -> Any:
-    """Return a field whose options the function `decorate` adds, given the field's name."""
+    """Return a dataclass field for which a decorator adds command-line options.
+
+    `decorate` maps the name of the field to the decorator of the click command.
+    """
     return field(metadata={_DECORATE: decorate})
 
 
 def option_group(kind: type[Any]) -> Any:
-    """Return a field for an object of another class of options."""
+    """Return a dataclass field whose value is an object of `kind`, another dataclass that declares options."""
     return field(metadata={_GROUP: kind})
 
 
 def take_options(kind: type[Any]) -> Decorator:
-    """Return a decorator that adds the options of a class to a command, which gets them as the parameter `options`."""
+    """Return a decorator that adds the options that the dataclass `kind` declares to a click command.
+
+    The decorated function gets their values as one object of `kind`, in its parameter `options`.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` as a command with the options of the class."""
+        """Return a function for click, with the declared options, that calls `function` with one object of `kind`."""
 
         @wraps(function)
         def command(**values: Any) -> Any:
-            """Call the function with the values of the options as one object."""
+            """Call the function with an object of `kind` made of `values`, the options by parameter."""
             return function(options=make_options(kind, values), **values)
 
         return _add_options(kind, command)
@@ -53,7 +62,10 @@ def take_options(kind: type[Any]) -> Decorator:
 
 
 def make_options(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Remove the values of the options of a class from `values`, and return them as an object of the class."""
+    """Return an object of the dataclass `kind` with the options that it declares, which are removed from `values`.
+
+    `values` maps the names of a command's parameters to their values.
+    """
     own = {}
     for declared in fields(kind):
         if _GROUP in declared.metadata:
@@ -64,7 +76,7 @@ def make_options(kind: type[Any], values: dict[str, Any]) -> Any:
 
 
 def _add_options(kind: type[Any], command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with the options of a class, in the order of its fields."""
+    """Return the click command with the options that the dataclass `kind` declares, in the order of its fields."""
     for declared in reversed(fields(kind)):
         if _GROUP in declared.metadata:
             command = _add_options(declared.metadata[_GROUP], command)

@@ -32,7 +32,10 @@ _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[mun]?s|[KMGT]?i?B(?:/s)?)\b|%)")
 
 
 def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return the rank that the launcher put into the environment, None without a launcher; does not import MPI."""
+    """Return this process's rank, which mpirun, srun or torchrun put into the environment variables `environ`.
+
+    Returns None if no launcher started the process. Does not import MPI.
+    """
     for name in _RANK_VARIABLES:
         if name == _TORCHRUN_RANK and _TORCHRUN_JOB not in environ:
             continue
@@ -42,7 +45,7 @@ def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def is_printing_rank() -> bool:
-    """Whether this process may print: it is rank 0 or was not launched; does not import MPI."""
+    """Whether this process prints: it is rank 0, or no launcher started it. Does not import MPI."""
     return not get_launched_rank()
 
 
@@ -65,13 +68,13 @@ def json_option(
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the command with the options --json and --overwrite."""
+        """Return a function for click that has the options --json and --overwrite as well, and calls `function`."""
 
         @click.option("--json", "json_file", metavar="FILE", help=text)
         @click.option("--overwrite", is_flag=True, help="Replace the file of --json if it exists.")
         @wraps(function)
         def command(*arguments: Any, overwrite: bool, json_file: str | None, **options: Any) -> Any:
-            """Refuse to replace an existing file of --json without --overwrite; then run the command."""
+            """Raise UsageError if the file of --json exists and may not be replaced; else run the command."""
             appends = appends_with is not None and options[appends_with] is not None
             if json_file is not None and not (overwrite or appends) and (all_ranks or is_printing_rank()):
                 _require_new(json_file, f", or --{appends_with} {json_file} to continue it" if appends_with else "")
@@ -83,12 +86,18 @@ def json_option(
 
 
 def json_field(text: str, *, appends_with: str | None = None) -> Any:
-    """Return a field for the file of --json of a command of all ranks; the arguments are those of `json_option`."""
+    """Return a dataclass field for --json FILE and --overwrite, for commands that run on all ranks of an MPI job.
+
+    The arguments are those of `json_option`, and `take_options` uses the field.
+    """
     return declare(lambda _: json_option(text, all_ranks=True, appends_with=appends_with))
 
 
 def _require_new(json_file: str, alternative: str) -> None:
-    """Raise UsageError if the file of --json is a regular file that is not empty; `alternative` extends the remedy."""
+    """Raise UsageError if `json_file`, the value of --json, is an existing regular file that is not empty.
+
+    `alternative` is a remedy that the message adds to --overwrite; it may be empty.
+    """
     file = Path(json_file)
     if json_file != STDOUT and file.is_file() and file.stat().st_size:
         remedy = f"add --overwrite to replace it{alternative}, or name another file"
@@ -96,33 +105,41 @@ def _require_new(json_file: str, alternative: str) -> None:
 
 
 def list_given_options(*names: str) -> list[str]:
-    """Return those of the running command's options that the user gave, such as `--size`; `names` are parameters."""
+    """Return the options, such as `--size`, that the user gave to the running click command.
+
+    `names` are the names of the parameters to look at, such as `size`.
+    """
     context = click.get_current_context()
     options = {param.name: max(param.opts, key=len) for param in context.command.params}
     return [options[name] for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def open_json_lines(json_file: str | None) -> RecordWriter:
-    """Open a file for a command's records on the printing rank, and return the writer, a context manager.
+    """Return a context manager that writes records to a file, one JSON object per line, on rank 0.
 
-    `json_file` is a path, `-` for standard output, or None to write nothing. On ranks that do not print, the writer
-    writes nothing. Raises UsageError if the file cannot be written.
+    `json_file` is a path, `-` for standard output, or None to write nothing. On other ranks nothing is written.
+    Raises UsageError if the file cannot be written.
     """
     return RecordWriter(json_file if is_printing_rank() else None, separators=SPACED)
 
 
 def require_outputs_writable(files: Mapping[str, str | None]) -> None:
-    """Raise UsageError unless all files can be opened for writing; `files` maps options to paths, `-` or None."""
+    """Raise UsageError unless all output files can be opened for writing.
+
+    `files` maps names of command-line options to paths; `-` (standard output) and None need no file.
+    """
     for option, path in files.items():
         if path is not None and path != STDOUT:
             require_writable(path, option)
 
 
 def print_text(text: str, indent: str = "  ", *, prints: bool | None = None) -> None:
-    """Print each line of `text`, broken at blanks where it is wider than the terminal; on the printing rank only.
+    """Print `text` on rank 0; lines that are wider than the terminal are broken at blanks.
 
-    Where a line is broken, its continuation lines begin with the indentation of the line, followed by `indent`.
-    `prints` is whether this rank prints; None stands for `is_printing_rank()`.
+    Args:
+        text: one or more lines.
+        indent: put before continuation lines, after the indentation of the broken line.
+        prints: whether this rank prints; None stands for `is_printing_rank()`.
     """
     if not (is_printing_rank() if prints is None else prints):
         return
@@ -147,12 +164,12 @@ def print_table(
     plain: bool = False,
     prints: bool | None = None,
 ) -> None:
-    """Print a table that fits the width of the terminal, on the printing rank only.
+    """Print a table that fits the width of the terminal, on rank 0 only.
 
     Args:
         title: a line above the table.
         columns: the headings.
-        rows: the cells, one per column.
+        rows: the rows, each with one cell per column.
         numbers: headings of the columns to align right.
         wraps: headings of the columns whose cells may be broken at blanks.
         drops: headings of the columns that are left out where a table is too wide, the least important one first.

@@ -70,7 +70,7 @@ def parity(build: str, meshes: tuple[str, ...], backend: str, json_file: str | N
 
 
 def _print_report(report: ParityReport) -> None:
-    """Print a table of the tensors that differ, at most MAX_ROWS of them, and the summary; on rank 0 only."""
+    """Print up to MAX_ROWS tensors that differ from training in one process, and a summary; on rank 0 only."""
     from hpccoll.parity.check import format_summary
 
     wrong = [record for record in report.records if record.fault is not None]
@@ -83,6 +83,6 @@ def _print_report(report: ParityReport) -> None:
 
 
 def _format_row(record: ParityRecord) -> list[str]:
-    """Return the cells of a record's table row, in the order of HEADINGS."""
+    """Return the table cells of a compared tensor, in the order of HEADINGS."""
     error = "not finite" if record.relative_error is None else f"{record.relative_error:.2g}"
     return [record.name, record.quantity, str(record.step), error, f"{record.tolerance:.2g}", record.fault or ""]

@@ -105,13 +105,19 @@ def preflight(
 
 
 def _require_node_links(*, save: bool, ranks_as_nodes: bool) -> None:
-    """Raise UsageError if --save is given with an option for which no links between nodes are measured."""
+    """Raise UsageError if --save is given with --reach or --ranks-as-nodes, which measure no links between nodes.
+
+    The arguments are the values of --save and --ranks-as-nodes.
+    """
     if save and (ranks_as_nodes or list_given_options("reach")):
         raise UsageError("--save stores the rates of links between nodes; leave out --reach and --ranks-as-nodes")
 
 
 def _save_link_rates(results: PreflightResults | None) -> None:
-    """Store the rates of the nodes' links, if any, where `auto` reads them, and name the file on standard error."""
+    """Store the measured rates of the nodes' links where `auto` reads them, and name the file on standard error.
+
+    None as `results` stores nothing.
+    """
     from hpccoll.selection.link_rates import LINKS_VARIABLE, find_links_path, save_links
 
     if results is None:
@@ -125,7 +131,10 @@ def _save_link_rates(results: PreflightResults | None) -> None:
 
 
 def _check_outputs(coordinator: Coordinator, exclude_file: str | None, json_file: str | None) -> Coordinator:
-    """Return `coordinator`; if an output file cannot be written, end the other ranks' workers and raise UsageError."""
+    """Return `coordinator`; raise UsageError if an output file (None: no file) cannot be written, on rank 0.
+
+    Before the error, the other ranks are told to end.
+    """
     try:
         require_outputs_writable({"--exclude-file": exclude_file, "--json": json_file})
     except UsageError:
@@ -137,7 +146,13 @@ def _check_outputs(coordinator: Coordinator, exclude_file: str | None, json_file
 def _report_reachability(
     results: PreflightResults, threshold: float, exclude_file: str | None, json_file: str | None
 ) -> int:
-    """Write the summary record and the file of --exclude-file, print the faults, and return the exit status."""
+    """Write and print the results of --reach, a check of TCP connections between nodes; return the exit status.
+
+    Args:
+        threshold: the value of --threshold.
+        exclude_file: the value of --exclude-file.
+        json_file: the value of --json.
+    """
     faults = find_faults(results, threshold)
     with open_json_lines(json_file) as lines:
         lines.write(make_serial_run_record())
@@ -151,9 +166,10 @@ def _report_reachability(
 def _measure(
     coordinator: Coordinator, threshold: float, exclude_file: str | None, json_file: str | None
 ) -> list[FaultEntry]:
-    """Measure, write the records and the file of --exclude-file, print tables and faults, and return the faults.
+    """Measure all nodes and pairs of nodes, on rank 0, while the other ranks obey; return the faults.
 
-    If the measurement is interrupted, the records of the samples so far are still written.
+    Writes the records and the file of --exclude-file, and prints tables and faults. If the measurement is interrupted,
+    the records of the samples so far are still written. The arguments are the values of the options.
     """
     results = coordinator.results
     with open_json_lines(json_file) as lines:
@@ -175,7 +191,7 @@ def _measure(
 
 
 def _make_run_record(results: PreflightResults) -> dict[str, Any]:
-    """Return the record of kind `run` (command, versions, nodes) on rank 0; local."""
+    """Return the record of kind `run`: command, versions, and the measured nodes as hosts. Makes no MPI call."""
     record = make_serial_run_record()
     versions = job.collect_versions()
     return record | {
@@ -188,23 +204,26 @@ def _make_run_record(results: PreflightResults) -> dict[str, Any]:
 
 
 def _format_exclude_option(faults: list[FaultEntry]) -> str:
-    """Return a line with sbatch's --exclude= option for the faulty nodes; an empty string if there is no fault."""
+    """Return sbatch's option --exclude= with the nodes that have `faults`, as a line; "" if there is no fault."""
     return f"--exclude={','.join(list_excluded_nodes(faults))}\n" if faults else ""
 
 
 def _write_exclude_file(exclude_file: str | None, faults: list[FaultEntry]) -> None:
-    """Write the --exclude= option to the file of --exclude-file, if given."""
+    """Write sbatch's option --exclude= to `exclude_file`, an empty file without faults; nothing if it is None."""
     if exclude_file is not None:
         write_atomically(exclude_file, _format_exclude_option(faults))
 
 
 def _get_exit_status(faults: list[FaultEntry]) -> int:
-    """Return 0 without faults, 1 if something is slow, 4 if something is broken."""
+    """Return the exit status: 0 without faults, 1 if a node or link is slow, 4 if one is broken."""
     return max((BROKEN if fault.ratio is None else SLOW for fault in faults), default=0)
 
 
 def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
-    """Return the records of kinds `preflight_pair` and `preflight_node`; [] until all pairs were measured once."""
+    """Return the records of all pairs and nodes (`preflight_pair`, `preflight_node`).
+
+    The list is empty until all pairs were measured once.
+    """
     if not results.nbytes:
         return []
     pairs = [link.to_record(results.nodes) for link in results.iter_directed_links()]
@@ -212,13 +231,16 @@ def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
 
 
 def _make_summary(results: PreflightResults, threshold: float, faults: list[FaultEntry]) -> dict[str, Any]:
-    """Return the record of kind `preflight_summary`."""
+    """Return the last record: nodes, `threshold` (of --threshold), faults, and the nodes to exclude."""
     excluded = tuple(list_excluded_nodes(faults))
     return PreflightSummaryRecord(results.nodes, threshold, tuple(faults), excluded).as_dict()
 
 
 def _print_results(results: PreflightResults, faults: list[FaultEntry]) -> None:
-    """Print tables of pairs (of at most MAX_TABLE_NODES nodes) and nodes, then the faults and the --exclude= option."""
+    """Print tables of the measured nodes and pairs, then the faults and sbatch's option --exclude=.
+
+    With more than MAX_TABLE_NODES nodes, there is no table of pairs.
+    """
     names = results.nodes
     if len(names) <= MAX_TABLE_NODES:
         _print_node_pair_tables(results)
@@ -239,7 +261,7 @@ def _print_results(results: PreflightResults, faults: list[FaultEntry]) -> None:
 
 
 def _print_faults(faults: list[FaultEntry]) -> None:
-    """Print each fault with its remedy, then the --exclude= option."""
+    """Print each fault with its remedy, then sbatch's option --exclude= with the faulty nodes."""
     for fault in faults:
         print_text(f"{fault.found}\n    remedy: {fault.remedy}")
     print(_format_exclude_option(faults), end="", flush=True)

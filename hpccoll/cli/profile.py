@@ -93,18 +93,27 @@ def profile(
 
 
 def _list_words(options: Mapping[str, Sequence[str | None]]) -> list[str]:
-    """Return the words of options, by their names; the value None stands for an option that was not given."""
+    """Return command-line words, such as `["--export", "a.csv"]`, for options that may be given several times.
+
+    `options` maps the name of each option to its values; None stands for no value.
+    """
     return [word for name, values in options.items() for value in values if value is not None for word in (name, value)]
 
 
 def _explain(recording: str, words: Sequence[str]) -> int:
-    """Explain a recording, with the options in `words`; return the exit status."""
+    """Explain the recording at the path `recording`; return the exit status. `words` are the options of `explain`."""
     status: int = explain.main(words, f"hpccoll profile {recording}", standalone_mode=False, obj=recording)
     return status
 
 
 def _record(words: Sequence[str], options: RecordingOptions, *, is_module: bool, drop_in: bool) -> int:
-    """Run and record a program; return the exit status."""
+    """Run a Python program in this process and record its communication; return the exit status.
+
+    Args:
+        words: the script, or the module if `is_module` is set, and its arguments.
+        options: where and when to record.
+        drop_in: whether the collectives of an mpi4py program run over hpccoll.
+    """
     from hpccoll.profile import run_program
 
     rank = run_program(list(words), is_module=is_module, uses_drop_in=drop_in, options=options)
@@ -129,7 +138,10 @@ def _record(words: Sequence[str], options: RecordingOptions, *, is_module: bool,
 def explain(
     output: str | None, exports: tuple[str, ...], changes: tuple[str, ...], script: str | None, json_file: str | None
 ) -> int:
-    """Explain the recording whose path is the object of click's context."""
+    """Print how efficient a recorded job was, what cost the most time, and predictions; write the asked-for files.
+
+    The recording's path is the `obj` of click's context.
+    """
     from hpccoll.atomic_files import write_atomically
     from hpccoll.cli.run_record import write_serial_records
     from hpccoll.measure.results.output_file import explain_write_errors
@@ -161,7 +173,10 @@ def explain(
 
 
 def _print_predictions(predictions: list[Prediction]) -> None:
-    """Print a row per change, if there is one, and the assumptions below the table."""
+    """Print a table of predicted run times with one row per change of --what-if, and the assumptions of each.
+
+    Prints nothing if `predictions` is empty.
+    """
     if not predictions:
         return
     headings = ("what if", "time", "saving", "replay error")

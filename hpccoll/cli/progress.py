@@ -21,11 +21,15 @@ BAR_WIDTH = 50  # columns that the bar, the counts, the unit and the remaining t
 def show_progress(
     unit: str, total: int, get_seconds_left: Callable[[], float] | None = None
 ) -> Iterator[Callable[..., None]]:
-    """Show the progress of `total` steps until the `with` block ends.
+    """Show a progress bar, or lines on standard error without a terminal, until the `with` block ends.
 
-    Yields a function `advance(description, steps=1)` that advances the progress and shows the description; with
-    steps=0, only the time left is shown again. `unit` names the steps, such as `rows`. `get_seconds_left` estimates the
-    time left; without it, all steps are assumed to take the same time.
+    Yields a function `advance(description, steps=1)` that advances the bar and shows the description; with steps=0,
+    only the time left is shown again.
+
+    Args:
+        unit: a noun for the steps, such as `rows`.
+        total: the number of steps.
+        get_seconds_left: estimates the time left; None assumes that all steps take the same time.
     """
     terminal: IO[str] | None = None
     with suppress(OSError):
@@ -47,7 +51,7 @@ def show_progress(
         task = bar.add_task("", total=total, left="")
 
         def advance(description: str, steps: int = 1) -> None:
-            """Advance the bar by `steps`, and show the description and the time left."""
+            """Advance the progress bar by `steps`, and show the description and the time left."""
             left = "" if get_seconds_left is None else f"{get_seconds_left():.0f} s left"
             bar.update(task, advance=steps, description=description, left=left)
 
@@ -55,7 +59,14 @@ def show_progress(
 
 
 class ProgressLines:
-    """Prints the progress of `total` steps to `stream`, as a line at most every LINE_INTERVAL_S seconds."""
+    """Prints progress to `stream`, in place of a bar, as a line at most every LINE_INTERVAL_S seconds.
+
+    Args:
+        unit: a noun for the steps, such as `rows`.
+        total: the number of steps.
+        get_seconds: the clock.
+        get_seconds_left: estimates the time left; None assumes that all steps take the same time.
+    """
 
     def __init__(
         self,
@@ -71,7 +82,10 @@ class ProgressLines:
         self._begin = self._printed = get_seconds()
 
     def advance(self, description: str, steps: int = 1) -> None:
-        """Count steps, and print a line such as `# 12 of 91 rows, 60 s left: all_reduce 64 KiB` if it is time."""
+        """Count `steps` finished steps, and print the progress if the last line is LINE_INTERVAL_S seconds old.
+
+        A line is such as `# 12 of 91 rows, 60 s left: all_reduce 64 KiB`; its last words are `description`.
+        """
         self._done += steps
         now = self._get_seconds()
         if now - self._printed < LINE_INTERVAL_S:

@@ -26,7 +26,7 @@ COLUMNS = ("file", "tool", "operation", "ranks", "verdict", "buffers", "chunks m
 
 
 def are_published(names: Sequence[str]) -> bool:
-    """Whether all of `names` are files of published schedules; raise UsageError if only some are."""
+    """Whether all of `names` are files with schedules of other tools (MSCCL, TACCL); raise UsageError if only some."""
     published = [name for name in names if is_published_file(name)]
     if published and len(published) < len(names):
         other = next(name for name in names if name not in published)
@@ -39,11 +39,13 @@ def are_published(names: Sequence[str]) -> bool:
 
 
 def verify_published(paths: Sequence[str], buffered: int | None, machine: str | None, json_file: str | None) -> None:
-    """Prove the schedules of all files, print a table, and raise HpccollError if one is wrong.
+    """Prove the schedules of other tools in files, print a table, and raise HpccollError if one is wrong.
 
     Args:
-        buffered: a number of buffered messages per link with which no schedule may deadlock, or None.
-        machine: the network with whose optimum the right schedules are compared, or None.
+        paths: the files.
+        buffered: refuse a schedule that deadlocks with this number of buffered messages per link; None refuses none.
+        machine: the value of --machine, a network with whose optimum correct schedules are compared, or None.
+        json_file: the value of --json.
     """
     if not is_printing_rank():
         return
@@ -70,7 +72,11 @@ def verify_published(paths: Sequence[str], buffered: int | None, machine: str | 
 
 
 def _compare_with_optimum(verdict: PublishedVerdict, machine: str) -> tuple[float | None, str]:
-    """Return the share of a network's optimum that a schedule reaches, None if unknown, and a sentence about it."""
+    """Return the largest share of a network's optimum that a schedule can reach, and a sentence about it.
+
+    The share, at most 1, compares the busiest link with the tightest cut; it is None for a wrong schedule, or if the
+    optimum is unknown. `machine` is the value of --machine.
+    """
     from hpccoll.synthesis.optimum import RULED, compute_optimum
     from hpccoll.synthesis.traffic import find_busiest_link
 
@@ -89,13 +95,19 @@ def _compare_with_optimum(verdict: PublishedVerdict, machine: str) -> tuple[floa
 
 
 def _find_root(program: BlockProgram) -> int:
-    """Return the rank that has the input of a broadcast, or needs the output of a reduce; rank 0 for others."""
+    """Return the root of a broadcast or reduce: the rank that has the input, or needs the output. Else return 0."""
     cells = program.outputs if program.operation is Operation.REDUCE else program.inputs
     return min(cell[0] for cell in cells)
 
 
 def _make_record(verdict: PublishedVerdict, seconds: float, share: float | None) -> PublishedScheduleRecord:
-    """Return the record of a verdict."""
+    """Return the record about one file.
+
+    Args:
+        verdict: the schedule of the file with its proof, or the reason why it is wrong.
+        seconds: the time of the proof.
+        share: the share of the network's optimum, None if unknown.
+    """
     program, proof, plan = verdict.program, verdict.proof, verdict.plan_proof
     return PublishedScheduleRecord(
         command="verify",
@@ -118,7 +130,7 @@ def _make_record(verdict: PublishedVerdict, seconds: float, share: float | None)
 
 
 def _print_verdicts(verdicts: Sequence[tuple[PublishedVerdict, PublishedScheduleRecord]]) -> None:
-    """Print one row per file."""
+    """Print a table with one row per file, and why correct schedules have no plan."""
     rows = []
     for verdict, record in verdicts:
         buffers = (

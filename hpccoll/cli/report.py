@@ -1,8 +1,8 @@
 """`hpccoll report`: renders result files as one HTML page, and prints the findings; explains crashes (--crash).
 
 --json writes the findings as records of kind `finding`, in the doctor's format: `area`, `severity` (ok, note, warning,
-problem), `found`, `evidence`, `remedy`, `provides` (always empty) and `hosts` (the affected nodes). With --crash, it
-writes one record of kind `crash`.
+problem), `found`, `evidence`, `remedy`, `provides` (always empty) and `hosts` (the affected nodes). With --crash,
+--json writes one record of kind `crash`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,15 @@ def report(
 
 
 def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bound: bool, json_file: str | None) -> int:
-    """Write the page and the findings; return the exit status."""
+    """Write the HTML page of result files, and print or write the findings; return the exit status.
+
+    Args:
+        files: result files and directories.
+        output: the page.
+        machine: the value of --machine, None to fit models to the results.
+        no_bound: the value of --no-bound.
+        json_file: the value of --json.
+    """
     from hpccoll.measure.results.output_file import explain_write_errors, require_writable
     from hpccoll.report.barrier_sections import build_barrier_sections
     from hpccoll.report.curves import group_curves
@@ -117,9 +125,12 @@ def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bou
 
 
 def _report_crash(directory: str, traces: str | None, json_file: str | None) -> int:
-    """Print why a job hung or crashed, or write a record to --json; `directory` has the job's recorder files.
+    """Print why a job hung or crashed, and write a record to `json_file` unless it is None; return 0.
 
-    `traces` is a directory for the recordings in the format of PyTorch's analyser; None writes none.
+    Args:
+        directory: has the files of the job's flight recorder.
+        traces: directory for copies of these files in the format of PyTorch's `torchfrtrace`; None writes none.
+        json_file: the value of --json; with `-`, only the record is printed.
     """
     from hpccoll.crash import analyze, format_analysis
     from hpccoll.report.crash_record import make_crash_record
@@ -145,9 +156,15 @@ def _report_crash(directory: str, traces: str | None, json_file: str | None) -> 
 
 
 def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str | None, no_bound: bool) -> BoundModels:
-    """Return the sources of lower bounds: none, a named machine, or each job's measured limit and fitted machine.
+    """Return the models with which the page computes lower bounds of times.
 
-    Fitting reads the result files again and shows a progress bar on the terminal.
+    Without --machine, a machine model is fitted to each job's results, which reads the result files again and shows
+    a progress bar.
+
+    Args:
+        groups: the curves of the page, which state ranks and nodes of all jobs.
+        machine: the value of --machine; None if it is not given.
+        no_bound: the value of --no-bound; True computes no bounds.
     """
     from hpccoll.cli.machine_options import read_measured_rows
     from hpccoll.predict.machine_catalogue import load_machine
@@ -172,7 +189,7 @@ def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str 
 
 
 def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
-    """Return the benchmark cases in a run's command line, or None if that is not a valid `hpccoll bench` command."""
+    """Return the operations and sizes that a recorded `hpccoll bench` command asked for; None for other commands."""
     from hpccoll.cli.bench import DEFAULT_PLACE, PLACES, bench
     from hpccoll.report.findings import BenchRequest
     from hpccoll.units import list_message_sizes
@@ -182,7 +199,7 @@ def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
         return None
     try:
         options = bench.make_context("bench", words[2:], resilient_parsing=True).params
-        # A version that wrote no field `sizes` measured from 8 bytes on, in and out of place, by default.
+        # The versions of hpccoll that wrote no field `sizes` measured from 8 bytes on, in and out of place, by default.
         recorded = run.record.get("sizes")
         limits = options["min_bytes"] or "8", options["max_bytes"], int(options["factor"])
         sizes = tuple(recorded or list_message_sizes(*limits))
@@ -195,7 +212,7 @@ def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
 
 
 def _print_findings(results: Results, findings: Sequence[Finding], output: str) -> None:
-    """Print the findings and the skipped files, then the page's name, size and number of measurements."""
+    """Print the findings and the skipped files, then the name of the page, `output`, its size and its contents."""
     indent = " " * 9
     width = find_output_width() or _WIDTH
     fill = partial(textwrap.fill, width=width, break_on_hyphens=False)  # does not split options at hyphens

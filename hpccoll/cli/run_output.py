@@ -20,11 +20,11 @@ class RunOutput:
     """Writes the records of a run, and shows its progress; the constructor writes the record of kind `run`.
 
     Args:
-        stack: closes the file of records.
-        run: the record of kind `run`, as a dict.
-        writer: writes the records.
+        stack: the ExitStack that closes the file of records.
+        run: the record of kind `run` (command, versions, hosts), as a dict.
+        writer: the open file of records.
         json_file: the value of --json.
-        stop_file: the value of --stop-file.
+        stop_file: the value of --stop-file, whose existence stops the run; None for no such file.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class RunOutput:
         self._running = ""  # what the bar describes
 
     def show_progress(self, stack: ExitStack, unit: str, total: int) -> None:
-        """Show the progress of `total` steps until `stack` is closed, with the time left where it is estimated."""
+        """Show the progress of `total` steps until `stack` is closed; `unit` is a noun for them, such as `rows`."""
         time_left = self._time_left
         get_seconds_left = None if time_left is None else lambda: time_left.seconds
         self._advance = stack.enter_context(show_progress(unit, total, get_seconds_left))
 
     def write(self, record: Record, description: str | None = None) -> None:
-        """Write a record; one with a description is a step of the progress."""
+        """Write a record; with a `description`, advance the progress by one step and show the description."""
         self._writer.write(record.as_dict())
         if description is not None:
             self._running = description
@@ -57,14 +57,14 @@ class RunOutput:
                 self._advance(description)
 
     def show_share(self, share: float) -> None:
-        """Note which share of a block (a message size, a pattern) has run, and show the time left."""
+        """Show the time left after `share`, from 0 to 1, of the rows that are measured in turns (one message size)."""
         if self._time_left is not None:
             self._time_left.update(share)
             if self._advance is not None:
                 self._advance(self._running, 0)
 
     def end_block(self, rows: Sequence[Iterations] = ()) -> None:
-        """Note that all rows of a block are measured."""
+        """Note that the rows measured in turns (of one message size) are complete; `rows` are their iterations."""
         if self._time_left is not None:
             self._time_left.end_block(rows)
 
@@ -75,14 +75,19 @@ class RunOutput:
 
 
 def open_resumed_file(json_file: str | None, resume: str | None) -> RecordWriter:
-    """Return the writer of the file of --json, or of that of --resume, to which it appends."""
+    """Return the open file for records: that of --resume, to which it appends, or else that of --json.
+
+    The arguments are the values of these options; if both are None, nothing is written.
+    """
     return RecordWriter(resume or json_file, "--resume" if resume else "--json", resume=bool(resume))
 
 
 def read_resumed_file(path: str | None, run: Mapping[str, Any]) -> tuple[FileContents, FileContents] | None:
-    """Return the contents of the file of --resume, and those that the run of a record may continue.
+    """Return the contents of a result file to resume twice: all records, and those that this run may continue.
 
-    A job that may be requeued always passes --resume, so the file need not exist: then the result is None.
+    The second lacks records of other hosts, ranks, devices or versions than in `run`, this run's record of kind `run`.
+    `path` is the value of --resume. The result is None if it is None, or if the file does not exist, because a job
+    that may be requeued passes --resume at its first start, too.
     """
     if path is None or not Path(path).exists():
         return None

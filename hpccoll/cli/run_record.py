@@ -78,7 +78,10 @@ def make_serial_run_record() -> dict[str, Any]:
 
 @contextmanager
 def open_serial_output(json_file: str | None) -> Iterator[RecordWriter]:
-    """Open the file of --json of a command that runs in one process, as `open_json_lines`; write its record `run`."""
+    """Open the file of --json for a command that runs in one process, and write the record of kind `run` first.
+
+    Yields the writer of further records. None as `json_file` writes nothing.
+    """
     with open_json_lines(json_file) as lines:
         if json_file is not None:
             lines.write(make_serial_run_record())
@@ -86,14 +89,17 @@ def open_serial_output(json_file: str | None) -> Iterator[RecordWriter]:
 
 
 def write_serial_records(json_file: str | None, records: Iterable[Record]) -> None:
-    """Write the record of kind `run` and the records of a command that runs in one process, if --json is given."""
+    """Write the record of kind `run`, then `records`, to the file of --json; nothing if `json_file` is None.
+
+    It is for commands that run in one process, without MPI.
+    """
     with open_serial_output(json_file) as lines:
         for record in records:
             lines.write(record.as_dict())
 
 
 def _make_record(**fields: Any) -> dict[str, Any]:
-    """Return the record of kind `run` with fields `fields`, the command line, the current time and the SLURM job."""
+    """Return the record of kind `run` with `fields`, the command line, the current time and the SLURM job."""
     from hpccoll.records import RunRecord
 
     command = " ".join(["hpccoll", *sys.argv[1:]])

@@ -46,7 +46,10 @@ def scaling(paths: tuple[str, ...], json_file: str | None) -> None:
 
 
 def _print_tables(records: Sequence[ScalingRecord]) -> None:
-    """Print a table per operation, reduction, dtype, buffer and place, with a column per layout of ranks on nodes."""
+    """Print tables of times with a column per number of nodes and ranks, and a row per size and algorithm.
+
+    Each combination of operation, reduction, root, dtype, kind of buffer, and in or out of place has a table.
+    """
     get_key = attrgetter("op", "redop", "root", "in_place", "dtype", "buffer")
     for (op, redop, root, in_place, dtype, buffer), group in groupby(
         sorted(records, key=lambda each: tuple(map(str, get_key(each)))), key=get_key

@@ -29,18 +29,18 @@ MOST_FAILURES = 5  # printed in one message
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """The options of a command that are for schedules alone."""
+    """The values of the options for pipeline schedules, which several commands have."""
 
-    stages: list[int]
+    stages: list[int]  # numbers of stages, each of which is combined with each number of micro-batches
     microbatches: list[int]
-    stages_per_rank: int | None
-    csv_format: CsvFormat | None
+    stages_per_rank: int | None  # None for the default of the schedule
+    csv_format: CsvFormat | None  # of a schedule's file; None for the format that the file shows
     times: PassTimes
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleCase:
-    """A built-in schedule for given counts, or the schedule of a file."""
+    """A pipeline schedule to prove: a built-in one with its numbers of stages and micro-batches, or one from a file."""
 
     name: str
     family: ScheduleFamily | None  # None for a file
@@ -49,22 +49,25 @@ class ScheduleCase:
     microbatches: int = 0
 
     def prove(self) -> tuple[Schedule, ScheduleProof]:
-        """Return the schedule and its proof; raise PlanError if it is wrong."""
+        """Return the schedule and its proof; raise PlanError if the schedule is wrong."""
         if self.family is None:
             return prove_schedule_file(self.name, self.options.csv_format)
         schedule = self.family.plan(self.stages, self.microbatches, self.options.stages_per_rank)
         return schedule, check_schedule(schedule)
 
     def describe(self) -> str:
-        """Return the beginning of a message: name and counts of a built-in schedule; empty for a file.
+        """Return the start of an error message, such as `1f1b with 4 stages and 8 micro-batches: `.
 
-        The errors of a file name the file themselves.
+        It is empty for a file, because errors about a file name the file themselves.
         """
         counts = f"with {format_count(self.stages, 'stage')} and {self.microbatches} micro-batches"
         return f"{self.name} {counts}: " if self.family else ""
 
     def compute_published_idle_time(self) -> float | None:
-        """Return the published idle time of each rank, or None if there is none for these counts and times."""
+        """Return the idle time of a rank by the formula in the schedule's publication, in units of --pass-times.
+
+        None if no formula holds for these numbers of stages and micro-batches, and for files.
+        """
         if self.family is None:
             return None
         shape = self.family.shape(self.stages, self.microbatches, self.options.stages_per_rank)
@@ -72,10 +75,13 @@ class ScheduleCase:
 
 
 def add_schedule_options(stages: str, microbatches: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the options of schedules, which the command gets as `schedule_options`."""
+    """Return a decorator that adds the options for pipeline schedules, as parameter `schedule_options`, to a command.
+
+    The arguments are the defaults of --stages and --microbatches, such as `4` or `2:8`.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the command with the options of schedules."""
+        """Return a function for click that has the options for schedules as well, and calls `function`."""
 
         @click.option("--stages", default=stages, show_default=True, metavar="N,...", help="Stages of a schedule.")
         @click.option("--microbatches", default=microbatches, show_default=True, metavar="N,...", help="Micro-batches.")
@@ -98,6 +104,7 @@ def add_schedule_options(stages: str, microbatches: str) -> Callable[[Callable[.
             transfer: float,
             **options: Any,
         ) -> Any:
+            """Call the command with the values of the schedule options as one object."""
             times = _parse_pass_times(pass_times, transfer)
             counts = parse_rank_counts(stages), parse_rank_counts(microbatches)
             chosen = ScheduleOptions(*counts, stages_per_rank, csv_format, times)
@@ -109,7 +116,11 @@ def add_schedule_options(stages: str, microbatches: str) -> Callable[[Callable[.
 
 
 def are_schedules(names: Sequence[str], *others: str) -> bool:
-    """Whether `names` are pipeline schedules, not collective algorithms; `others` are options for collectives alone.
+    """Whether `names`, given on the command line, are pipeline schedules; False for collective algorithms.
+
+    Args:
+        names: the names.
+        others: parameters of the command that are for collective algorithms alone.
 
     Raises:
         UsageError: `names` has schedules and algorithms, or the user gave an option that the named plans do not use.
@@ -128,9 +139,9 @@ def are_schedules(names: Sequence[str], *others: str) -> bool:
 
 
 def list_cases(names: Sequence[str], options: ScheduleOptions) -> list[ScheduleCase]:
-    """Return the named schedules for all given counts that their definitions allow.
+    """Return the named schedules with all numbers of stages and micro-batches in `options` that they allow.
 
-    Raises UsageError if a schedule allows none of the counts.
+    `names` are schedules, files, or `schedules` for all. Raises UsageError if a schedule allows none of the numbers.
     """
     cases = []
     expanded = [schedule for name in names for schedule in (list_schedule_names() if name == ALL else [name])]
@@ -154,7 +165,10 @@ def run_cases(
     options: ScheduleOptions,
     json_file: str | None,
 ) -> None:
-    """Prove and simulate schedules, write their records and print a table; raise HpccollError if one is wrong."""
+    """Prove and simulate pipeline schedules, write their records and print a table; raise HpccollError for wrong ones.
+
+    `command` decides which table is printed: that of the proofs, or that of the simulations.
+    """
     cases = list_cases(names, options)
     if not is_printing_rank():
         return
@@ -173,7 +187,10 @@ def run_cases(
 
 
 def _run_case(command: Literal["verify", "simulate"], case: ScheduleCase) -> ScheduleRecord:
-    """Prove and simulate a schedule; for a wrong one return a record with the failure."""
+    """Return the record of a schedule with its proof and its simulation, or with the failure if it is wrong.
+
+    `command` is a field of the record.
+    """
     try:
         schedule, proof = case.prove()
     except PlanError as error:
@@ -197,7 +214,10 @@ def _run_case(command: Literal["verify", "simulate"], case: ScheduleCase) -> Sch
 
 
 def _print_proofs(records: Sequence[ScheduleRecord]) -> None:
-    """Print a row per schedule name: how many counts were proven, and figures for the largest counts."""
+    """Print one row per schedule: for how many pairs of stages and micro-batches it was proven.
+
+    Messages, live activations and bubble are those of the largest pair.
+    """
     columns = ("schedule", "proven", "stages", "micro-batches", "messages", "live activations", "bubble", "in words")
     rows = []
     for name, group in groupby(records, lambda record: record.schedule):
@@ -213,7 +233,7 @@ def _print_proofs(records: Sequence[ScheduleRecord]) -> None:
 
 
 def _print_simulations(records: Sequence[ScheduleRecord], times: PassTimes) -> None:
-    """Print a row per simulated schedule."""
+    """Print one row per simulated schedule; `times` are the times of passes that were simulated."""
     columns = (
         "schedule",
         "ranks",
@@ -243,7 +263,15 @@ def _print_simulations(records: Sequence[ScheduleRecord], times: PassTimes) -> N
 
 
 def _parse_pass_times(text: str, transfer: float) -> PassTimes:
-    """Return the times of --pass-times: those of F, I and W, joined by commas; raise UsageError for others."""
+    """Return the times of passes and messages.
+
+    Args:
+        text: the value of --pass-times: forward, backward for inputs and for weights, such as `1,1,1`.
+        transfer: the time of a message in the same unit.
+
+    Raises:
+        UsageError: `text` has another format, or a time that is not above 0.
+    """
     words = [word.strip() for word in text.split(",")]
     if len(words) != 3 or not all(re.fullmatch(r"\d+(\.\d+)?", word) and float(word) > 0 for word in words):
         raise UsageError(f"--pass-times {text}: write the times of F, I and W of a stage, such as 1,1,1 or 2,2.5,1.5")
@@ -252,7 +280,7 @@ def _parse_pass_times(text: str, transfer: float) -> PassTimes:
 
 
 def get_single_schedule(name: str, options: ScheduleOptions) -> Schedule:
-    """Return one proven schedule; raise UsageError if the options give several counts."""
+    """Return the pipeline schedule `name` after proving it; raise UsageError if `options` ask for several."""
     cases = list_cases([name], options)
     if len(cases) > 1:
         raise UsageError(f"{name}: the options give {len(cases)} schedules; give one of --stages and --microbatches")
@@ -260,7 +288,10 @@ def get_single_schedule(name: str, options: ScheduleOptions) -> Schedule:
 
 
 def render_schedule(schedule: Schedule, times: PassTimes, output: str) -> bytes:
-    """Return the content of a drawing of a schedule, in the format that the suffix of `output` names."""
+    """Return the contents of a file with a chart of a schedule, drawn with the given times of passes.
+
+    The suffix of the file name `output` decides the format: .txt, .svg, .png or .json; others raise UsageError.
+    """
     from hpccoll.plan import drawing
 
     simulation, suffix = simulate_schedule(schedule, times), Path(output).suffix.lower()

@@ -70,7 +70,7 @@ MAP_SIZES = sizes_between(8, 2**29, 4)
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCase:
-    """An algorithm, its chunk count, and the result of its simulation at one rank count and message size."""
+    """An algorithm, its number of chunks, and the simulation of it for one number of ranks and one message size."""
 
     algorithm: Algorithm
     chunks: int
@@ -79,7 +79,7 @@ class SimulatedCase:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The values of --chunks, --root, --full and --path."""
+    """The values of --chunks (None: those of a run), --root, --full and --path."""
 
     chunks: int | None
     root: int
@@ -88,7 +88,7 @@ class _Settings:
 
 
 def _parse_rank_counts(text: str) -> list[int]:
-    """Return the rank counts of `--ranks`; raise UsageError if one is out of range."""
+    """Return the numbers of ranks in `text`, such as `8,64`; raise UsageError for others than 1 to MAX_RANKS."""
     counts = [part.strip() for part in text.split(",")]
     if not all(count.isdecimal() and 1 <= int(count) <= MAX_RANKS for count in counts):
         limits = f"from 1 to {MAX_RANKS} (memory grows with them)"
@@ -97,13 +97,13 @@ def _parse_rank_counts(text: str) -> list[int]:
 
 
 def _find_rank_counts(text: str, algorithms: Sequence[Algorithm]) -> list[int]:
-    """Return the rank counts to simulate: those of `--ranks`, or those of published schedules if it is not given."""
+    """Return the numbers of ranks in `text`, the value of --ranks, or those of plans in files if it is not given."""
     own = sorted({algorithm.only_ranks for algorithm in algorithms if algorithm.only_ranks is not None})
     return _parse_rank_counts(text) if list_given_options("ranks") or not own else own
 
 
 def _parse_sizes(text: str | None) -> Sequence[int | None]:
-    """Return the message sizes of `--size`; None for the default of each algorithm and rank count."""
+    """Return the message sizes in bytes in `text`, the value of --size; [None], for the defaults, if it is None."""
     return [None] if text is None else [parse_size(part) for part in text.split(",")]
 
 
@@ -174,7 +174,7 @@ def simulate(
 def _record_and_print(
     simulated: Iterator[SimulatedCase], chosen: ChosenMachine, json_file: str | None, *, show_path: bool
 ) -> None:
-    """Write the records of simulated cases as they finish, then print them."""
+    """Write the records of simulated algorithms to `json_file` as they finish, then print a table unless it is `-`."""
     with open_serial_output(json_file) as lines:
         cases = []
         for case in simulated:
@@ -185,7 +185,7 @@ def _record_and_print(
 
 
 def _reject_unused_options(map_file: str | None) -> None:
-    """Raise UsageError if the user gave --map and an option that --map does not use."""
+    """Raise UsageError if the user gave an option that --map does not use; `map_file` is the value of --map."""
     unused = list_given_options("size", "chunks", "root", "full", "show_path", "json_file")
     if unused and map_file is not None:
         raise UsageError(f"--map {map_file} draws all sizes and writes no records; leave {' and '.join(unused)} out")
@@ -194,7 +194,10 @@ def _reject_unused_options(map_file: str | None) -> None:
 def _simulate_cases(
     selected: Sequence[tuple[int, int | None, Algorithm]], chosen: ChosenMachine, settings: _Settings
 ) -> Iterator[SimulatedCase]:
-    """Simulate each (rank count, size, algorithm) and yield the cases as they finish; show a progress bar."""
+    """Simulate each (number of ranks, bytes, algorithm) in `selected`, and yield the results one by one.
+
+    None as bytes stands for the default size. Shows a progress bar.
+    """
     root, full = settings.root, settings.full
     with show_progress("simulated", len(selected)) as advance:
         for n, size, algorithm in selected:
@@ -219,10 +222,10 @@ def _simulate_cases(
 
 
 def _choose_size(algorithm: Algorithm, n: int, machine: Machine) -> int:
-    """Return the message size without --size.
+    """Return the message size in bytes for `n` ranks if --size is not given.
 
-    Many ranks can be simulated only if they are symmetric, and ranks that own a chunk each are symmetric only if all
-    chunks have the same size.
+    Many ranks can be simulated in seconds only if they are symmetric, and ranks that own a chunk each are symmetric
+    only if all chunks have the same size.
     """
     if n <= MOST_UNSYMMETRIC_RANKS or algorithm.operation.has_blocks or "chunks" in algorithm.parameters:
         return DEFAULT_SIZE
@@ -230,7 +233,7 @@ def _choose_size(algorithm: Algorithm, n: int, machine: Machine) -> int:
 
 
 def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine, root: int) -> None:
-    """Raise UsageError if the simulation of more than MOST_UNSYMMETRIC_RANKS ranks would take minutes."""
+    """Raise UsageError if `n` exceeds MOST_UNSYMMETRIC_RANKS and the simulation of `n` ranks would take minutes."""
     if n <= MOST_UNSYMMETRIC_RANKS:
         return
     plan = algorithm.plan(n, root, 1, fill_nodes(n, machine))
@@ -249,7 +252,7 @@ def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine, root: int)
 
 
 def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
-    """Return a simulated case as the fields of a `SimulatedPlanRecord`."""
+    """Return the `SimulatedPlanRecord` of a simulated algorithm, as a dict; `chosen` gives the lower bounds."""
     simulation = case.simulation
     plan, machine = simulation.plan, simulation.machine
     bound = chosen.compute_bounds(simulation)
@@ -283,14 +286,14 @@ def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
 
 
 def _take_end_waits(path: CriticalPath, count: int) -> list[MessageWait | None]:
-    """Return the first and last `count` waits of a critical path, with None between them if any waits are left out."""
+    """Return the first and last `count` waits of a critical path, with None in place of waits that are left out."""
     if len(path.waits) <= 2 * count:
         return list(path.waits)
     return [*path.waits[:count], None, *path.waits[-count:]]
 
 
 def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
-    """Return the critical path as a field of a `SimulatedPlanRecord`, with only the first and the last waits."""
+    """Return a critical path as written to records: only its first and its last RECORDED_WAITS waits."""
     waits = tuple(
         WaitEntry(w.round, w.rank, w.source, w.nbytes, w.far, w.entered_s * 1e6)
         for w in _take_end_waits(path, RECORDED_WAITS)
@@ -300,7 +303,10 @@ def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
 
 
 def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine, *, show_path: bool) -> None:
-    """Print the table of all cases and, with --path and a few cases, their critical paths."""
+    """Print a table of all simulated algorithms and how near they come to the optimum.
+
+    `show_path` also prints critical paths, of up to MAX_PRINTED_PATHS algorithms.
+    """
     rows = [_make_row(case, chosen) for case in cases]
     print_table(f"Simulated on {chosen.title}", COLUMNS, rows, numbers=COLUMNS[1:], drops=LESS_IMPORTANT)
     print_text(
@@ -321,7 +327,7 @@ def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine, *, show_
 
 
 def _describe_optima(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> list[str]:
-    """Return how near the fastest algorithm comes to the optimum, for the largest size of each OP and rank count."""
+    """Return a line per operation and number of ranks: how near the fastest algorithm comes to the optimum."""
     fastest: dict[tuple[Operation, int], Simulation] = {}
     for case in cases:
         simulation = case.simulation
@@ -340,7 +346,7 @@ def _describe_optima(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> l
 
 
 def _make_row(case: SimulatedCase, chosen: ChosenMachine) -> tuple[str, ...]:
-    """Return the cells of a case in the order of `COLUMNS`."""
+    """Return the table cells of a simulated algorithm, in the order of COLUMNS."""
     simulation = case.simulation
     n, sent = simulation.plan.ranks, simulation.within + simulation.between
     bound = chosen.compute_bounds(simulation)
@@ -364,12 +370,12 @@ def _make_row(case: SimulatedCase, chosen: ChosenMachine) -> tuple[str, ...]:
 
 
 def _format_ratio(ratio: float) -> str:
-    """Return a ratio with three digits, or all digits before the point: `1.25x`, `7193x`."""
+    """Return a ratio as a string with three significant digits, or all digits of its integer: `1.25x`, `7193x`."""
     return f"{ratio:.0f}x" if ratio >= 1000 else f"{ratio:.3g}x"
 
 
 def _format_seconds(seconds: float) -> str:
-    """Return a time with four digits in s, ms or us."""
+    """Return a time as a string with four significant digits in s, ms or us, such as `12.34 us`."""
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= unit:
             return f"{seconds / unit:.4g} {name}"
@@ -377,7 +383,7 @@ def _format_seconds(seconds: float) -> str:
 
 
 def _format_path(simulation: Simulation, path: CriticalPath) -> str:
-    """Return the critical path as a string: a heading, then one line per wait, for the first and the last waits."""
+    """Return a critical path as a string: a heading, then one line per wait, for the first and the last waits."""
     plan, simulated = simulation.plan, simulation.simulated_ranks
     waits, far = format_count(len(path.waits), "wait"), sum(wait.far for wait in path.waits)
     head = f"{plan.name} on {format_count(plan.ranks, 'rank')}, {format_size(simulation.nbytes)}: "
@@ -395,7 +401,7 @@ def _format_path(simulation: Simulation, path: CriticalPath) -> str:
 
 
 def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks: int, map_file: str) -> None:
-    """Draw the algorithm that is fastest in simulation, for rank counts to `max_ranks` and message sizes MAP_SIZES."""
+    """Simulate and draw the fastest algorithm for ranks up to `max_ranks` and sizes MAP_SIZES, into `map_file`."""
     from hpccoll.measure.results.output_file import require_picture, save_picture
     from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
     from hpccoll.predict.winner_map import draw_winner_map

@@ -20,7 +20,10 @@ AUTO, DEFAULT_CLOCK = "auto", "hca3"
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """How iterations start; `window_us` is None for windows that adapt to the ranks."""
+    """The options for the start of timed iterations: at a time of a global clock (start window), or after a barrier.
+
+    None as `clock` stands for DEFAULT_CLOCK, and as `window_us` for windows that adapt to the ranks.
+    """
 
     start: str = option(
         "--start",
@@ -35,7 +38,7 @@ class StartOptions:
     )
 
     def check(self) -> None:
-        """Raise UsageError if a name is unknown, or an option of windows is given for barriers."""
+        """Raise UsageError if --clock names no clock, or if --clock or --window is given with `--start barrier`."""
         from hpccoll.measure.clock import get_clock_scheme
 
         if self.clock is not None:
@@ -46,11 +49,12 @@ class StartOptions:
 
 
 def make_starter(options: StartOptions, comm: Any, layout: RankLayout, core_share: float | None) -> IterationStarter:
-    """Return the object that starts iterations: by windows, unless the user asks for barriers or windows cannot work.
+    """Return the object that starts timed iterations on all ranks of `comm` at once. Collective.
 
-    Windows need a core for every rank, and clocks that are synchronized in a share of the run's time (`SyncBudget`).
-    With more ranks than cores, iterations always start by barriers. Otherwise, if the user asks for windows or names
-    their clock or length, neither the measured share of a core nor the time of synchronizing matters. Collective.
+    It starts them at a time of a global clock (in windows), or after a barrier if the user asks for that or windows
+    cannot work. Windows need a core for every rank, and clocks that are synchronized in a share of the run's time
+    (`SyncBudget`). With more ranks than cores, iterations always start by barriers. Otherwise, if the user asks for
+    windows or names their clock or length, neither the measured share of a core nor the time of synchronizing matters.
 
     `core_share` is the least share of a core that a rank gets, or None if it was not measured.
     """

@@ -8,7 +8,7 @@ import click
 
 from hpccoll.atomic_files import write_atomically
 from hpccoll.cli.completion import complete_operations
-from hpccoll.cli.network_options import NETWORK_KINDS, load_network
+from hpccoll.cli.network_options import NETWORK_KINDS, is_machine_model, load_network
 from hpccoll.cli.output import is_printing_rank, print_text
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.output_file import explain_write_errors, require_writable
@@ -59,6 +59,8 @@ def synthesize(
     """
     operation = Operation.from_name(op)
     network = load_network(machine, ranks, nodes)
+    if nodes is not None and not (machine.endswith(".xml") or is_machine_model(machine)):
+        raise UsageError(f"--machine {machine} states its nodes; leave --nodes out")
     if root >= network.ranks:
         raise UsageError(f"--root {root} is not a rank of 0..{network.ranks - 1}")
     if output is not None and not output.endswith(".json"):
@@ -72,7 +74,7 @@ def synthesize(
 
 
 def _describe_optimum(network: Network, operation: Operation, root: int) -> str:
-    """Return the optimum of an operation in words."""
+    """Return a sentence: the least time per byte of an operation on a network, and the links that determine it."""
     from hpccoll.synthesis import compute_optimum
 
     optimum = compute_optimum(network, operation, root)
@@ -85,7 +87,13 @@ def _describe_optimum(network: Network, operation: Operation, root: int) -> str:
 
 
 def _write_plan(network: Network, operation: Operation, root: int, trees: int | None, pieces: int, output: str) -> None:
-    """Synthesize, prove and write a plan, and print its trees and how near it comes to the optimum."""
+    """Compute, prove and write a plan along optimal trees; print its trees and how near it comes to the optimum.
+
+    Args:
+        trees: the number of trees per source; None for as many as the optimum needs.
+        pieces: into how many chunks the data of a tree is cut.
+        output: the plan's JSON file.
+    """
     from hpccoll.plan.interchange.json_plans import to_json
     from hpccoll.synthesis.forest_plan import synthesize as make_plan
 
@@ -99,7 +107,10 @@ def _write_plan(network: Network, operation: Operation, root: int, trees: int | 
 
 
 def _describe_forests(network: Network, plan: Plan, forests: list[Forest], root: int) -> str:
-    """Return the number and height of the trees, and the share of the optimum that the loads of the links allow."""
+    """Return a sentence: number and height of the trees, and the share of the optimum that the busiest link allows.
+
+    `forests` has the trees of each phase of `plan`: two for an all_reduce, else one.
+    """
     from hpccoll.synthesis import compute_optimum
     from hpccoll.synthesis.optimum import ROOTED
 

@@ -150,7 +150,10 @@ def train(
 
 
 def _require_compatible(strategies: Sequence[str]) -> None:
-    """Raise UsageError for options that exclude each other, or that lack an option they need."""
+    """Raise UsageError if the user gave options that exclude each other, or that lack an option they need.
+
+    `strategies` are the command's arguments STRATEGY.
+    """
     given = set(list_given_options("checkpoint", "profile", "check", "compare", "account", "dry_run", "survive"))
     if "--checkpoint" not in given and (unused := list_given_options("checkpoint_every", "stop_file")):
         raise UsageError(f"{unused[0]} needs a directory for checkpoints; add --checkpoint DIR")
@@ -173,13 +176,16 @@ def _require_compatible(strategies: Sequence[str]) -> None:
 
 
 def _require_compatible_with_zero(zero: int) -> None:
-    """Raise UsageError for options that ZeRO excludes; `zero` is its level."""
+    """Raise UsageError if the user gave an option that ZeRO excludes; `zero` is the level of ZeRO, 0 for none."""
     if zero and (unused := list_given_options("bucket_bytes", "compare")):
         raise UsageError(f"{unused[0]} is not available with --zero {zero}; leave one of them out")
 
 
 def _make_experts(experts: int | None = None, **options: Any) -> ExpertConfig:
-    """Return the mixture of experts of --experts; raise UsageError for options of experts without --experts."""
+    """Return the mixture of experts that the options describe; raise UsageError for options without --experts.
+
+    `experts` is the value of --experts, or None; `options` are the other options of experts that the user gave.
+    """
     if experts is None:
         option, value = next(iter(options.items()))
         given = f"--{option.replace('_', '-')}"
@@ -188,9 +194,9 @@ def _make_experts(experts: int | None = None, **options: Any) -> ExpertConfig:
 
 
 def _make_model(name: str, shape: dict[str, Any]) -> ModelConfig:
-    """Return the model configuration for --model; `shape` has the model options that the user gave, by field name.
+    """Return the configuration of the model `name`; `shape` has the model options that the user gave, by field name.
 
-    Raises UsageError for an option that the model does not have, and for an activation that it does not support.
+    Raises UsageError for an option or an activation that the model does not have.
     """
     model = MODELS[name]
     unknown = [option for option in shape if option not in {field.name for field in fields(model)}]
@@ -206,7 +212,7 @@ def _make_model(name: str, shape: dict[str, Any]) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class _TrainArguments:
-    """The arguments of the command."""
+    """The arguments of `hpccoll train`, checked and grouped; `profile`, `compare`, `spares` are values of options."""
 
     strategy: str
     options: TrainOptions
@@ -218,7 +224,10 @@ class _TrainArguments:
 
 
 def _run_train(given: _TrainArguments) -> int:
-    """Train, write records and checkpoints, print results and return the exit status; collective over all ranks."""
+    """Train, write records and checkpoints, print results and return the exit status; collective over all ranks.
+
+    `given` has the command's arguments.
+    """
     from hpccoll.runtime import job, joint_failure
 
     # If mpirun is another MPI library's, `get_world` reports this error, which would otherwise look like a wrong mesh.
@@ -249,10 +258,12 @@ def _run_train(given: _TrainArguments) -> int:
 def _train_on_mesh(
     given: _TrainArguments, mesh: Mesh, device: str, directory: CheckpointDirectory | None, run: dict[str, Any]
 ) -> int:
-    """Train on a mesh of all ranks, and return the exit status; collective.
+    """Train on a mesh of all ranks, without going on after deaths, and return the exit status; collective.
 
     Args:
-        directory: on rank 0, the directory of --checkpoint, if given.
+        given: the command's arguments.
+        device: `cpu`, or the GPU of this rank.
+        directory: the directory of --checkpoint on rank 0; None on other ranks, or without --checkpoint.
         run: the record of kind `run`.
     """
     from hpccoll.communicator import Communicator
@@ -284,7 +295,10 @@ def _run_steps(
     directory: CheckpointDirectory | None,
     output: TrainOutput,
 ) -> int:
-    """Run all steps, write the summary, and return the exit status; collective."""
+    """Run all training steps that follow `start`, write the summary, and return the exit status; collective.
+
+    `directory` is the directory of --checkpoint on rank 0; None on other ranks, or without --checkpoint.
+    """
     from hpccoll.train.training_run import run_training
 
     checkpoints = given.checkpoints
@@ -294,7 +308,7 @@ def _run_steps(
 
 
 def _choose_status(summary: TrainSummaryRecord) -> int:
-    """Return the exit status of a run."""
+    """Return the exit status of a training run: 1 with wrong gradients, STOPPED if it ended early, else 0."""
     return 1 if summary.wrong else STOPPED if summary.stop != "complete" else 0
 
 
@@ -306,7 +320,7 @@ def _count_working_ranks(ranks: int, spares: int) -> int:
 
 
 def _compare_with_torch(trainer: Trainer, output: TrainOutput) -> int:
-    """Train by hpccoll and by torch in turns, write the comparison, and return the exit status; collective."""
+    """Train over hpccoll and over torch.distributed in turns, write the comparison, and return 0; collective."""
     from hpccoll.peers.process_group import open_process_group
     from hpccoll.train.torch_comparison import require_comparable, run_comparison
 
@@ -318,7 +332,7 @@ def _compare_with_torch(trainer: Trainer, output: TrainOutput) -> int:
 
 
 def _open_outputs(given: _TrainArguments) -> CheckpointDirectory | None:
-    """Create and return the directory of --checkpoint, if given; raise UsageError if an output cannot be written."""
+    """Create and return the directory of --checkpoint, None if not given; raise UsageError for an unwritable output."""
     from hpccoll.train.checkpoint import CheckpointDirectory
 
     require_outputs_writable({"--json": given.json_file, "--profile": given.profile})

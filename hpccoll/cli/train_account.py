@@ -1,4 +1,4 @@
-"""`hpccoll train --account`: what the steps of strategies send, wait for and keep; measured, simulated, estimated."""
+"""`hpccoll train --account`: bytes sent, times and memory of training steps, as measured, simulated and estimated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ ROUTING = (
 
 
 def account_training(strategies: Sequence[str], options: TrainOptions, json_file: str | None, plot: str | None) -> int:
-    """Run, print, record and draw the account; return 1 if bytes or memory are not as estimated; collective."""
+    """Train a few steps on each mesh of `strategies`, and compare bytes, times and memory with estimates; collective.
+
+    Returns 1, an exit status, if bytes or memory are not as estimated. `plot` is the picture to draw, or None.
+    """
     from hpccoll.runtime import job, joint_failure
 
     if options.device != "cpu":
@@ -80,7 +83,10 @@ def account_training(strategies: Sequence[str], options: TrainOptions, json_file
 
 
 def find_wrong(record: TrainAccountRecord) -> list[str]:
-    """Return the quantities that are not as estimated: bytes must be equal up to rounding, and memory within 5 %."""
+    """Return the names of measured quantities that are not as estimated.
+
+    Bytes sent must be equal up to rounding, and the peak of memory within 5 %. Times are not judged.
+    """
     return [
         entry.quantity
         for entry in record.entries
@@ -90,7 +96,10 @@ def find_wrong(record: TrainAccountRecord) -> list[str]:
 
 
 def print_account(records: Sequence[TrainAccountRecord]) -> None:
-    """Print the table of all accounts, an explanation of the differences, and quantities that are not as estimated."""
+    """Print a table of the measured, simulated and estimated quantities of each strategy, and why they differ.
+
+    Quantities that should be as estimated, and are not, are named below the table.
+    """
     first, rows = records[0], list(format_rows(records))
     title = f"{first.model}, {format_count(first.ranks, 'rank')}, batch {first.batch}: a training step"
     print_table(title, COLUMNS, rows, numbers=COLUMNS[2:])
@@ -105,7 +114,7 @@ def print_account(records: Sequence[TrainAccountRecord]) -> None:
 
 
 def format_rows(records: Sequence[TrainAccountRecord]) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each quantity of each account, in the order of COLUMNS."""
+    """Yield the table cells of each quantity of each strategy, in the order of COLUMNS."""
     for record in records:
         for entry in record.entries:
             write = _make_format(entry.quantity)
@@ -115,7 +124,10 @@ def format_rows(records: Sequence[TrainAccountRecord]) -> Iterator[tuple[str, ..
 
 
 def _make_format(quantity: str) -> Callable[[float], str]:
-    """Return the function that formats a quantity: bytes in MB, shares in percent, seconds with three digits."""
+    """Return the function that formats values of a quantity, by its name, such as `peak bytes` or `step s`.
+
+    Bytes are formatted in MB, shares in percent, and seconds with three digits.
+    """
     if quantity.endswith("bytes"):
         return lambda value: f"{value / MB:.3f}"
     return lambda value: f"{value:.3g}" if quantity.endswith(" s") else f"{value:.1%}"

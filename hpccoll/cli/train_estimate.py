@@ -17,7 +17,13 @@ from hpccoll.train.options import TrainOptions
 
 
 def estimate_training(strategy: str, options: TrainOptions, machine: str | None, json_file: str | None) -> int:
-    """Print the estimate of a run on the ranks of the job, or of the mesh without a job; return the exit status.
+    """Print the estimated memory and time of a training run, without training; return the exit status.
+
+    Args:
+        strategy: the mesh, such as `dp=2,tp=2`; an axis without a number takes the ranks of the job.
+        options: the training.
+        machine: the value of --machine; None for the default machine model.
+        json_file: the value of --json.
 
     Raises:
         UsageError: the mesh does not fit the job or the model, or the machine has no peak rate or no memory.

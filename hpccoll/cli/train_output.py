@@ -22,11 +22,17 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 
 
 class TrainOutput(RunOutput):
-    """Write a run's records as steps finish, and print a table of steps at the end; on one rank.
+    """Writes the records of a training run as steps finish, and prints a table of steps at the end; on one rank.
 
-    `prints` is whether this is that rank, by default rank 0. `steps` has the records of all steps, on each rank. The
-    constructor writes the run record and shows a progress bar. When the caller closes the ExitStack `stack`,
-    `print_results` is called, also if the run fails.
+    The constructor writes the run record and shows a progress bar. When the caller closes the ExitStack `stack`,
+    `print_results` is called, also if the run fails. The attribute `steps` has the records of all steps, on each rank.
+
+    Args:
+        json_file: the value of --json.
+        run: the record of kind `run`.
+        start: the step after which the training starts.
+        appends: whether records are appended to the file of --json.
+        prints: whether this rank writes and prints; None stands for rank 0.
     """
 
     def __init__(
@@ -52,15 +58,15 @@ class TrainOutput(RunOutput):
         self._comparison: TrainCompareRecord | None = None
 
     def take_over(self) -> None:
-        """Continue the output of a dead rank: append to its file of --json, and print the results."""
+        """From now on, write and print on this rank in place of a dead one; records are appended to its file."""
         if not self._prints:
             self._prints = True
             self._writer = self._stack.enter_context(RecordWriter(self._json_file, resume=True))
 
     def complete_steps(self, last: TrainStepRecord) -> None:
-        """Add the record of the last step before a recovery, unless it is already known, or in the file of --json.
+        """Keep `last`, the record of the last step before ranks died, and write it, if it is not kept or written yet.
 
-        The rank that died may have written the record, which then counts as known.
+        A rank that died may have written the record.
         """
         is_known = any(each.step == last.step for each in self.steps)
         if not is_known:
@@ -72,12 +78,12 @@ class TrainOutput(RunOutput):
             self.write(last)
 
     def add_recovery(self, record: TrainRecoveryRecord) -> None:
-        """Write the record of a recovery, and print it as a warning."""
+        """Write the record of a recovery from the death of ranks, and print it as a warning."""
         self.write(record)
         self.warn(format_recovery(record))
 
     def add_step(self, record: TrainStepRecord) -> None:
-        """Keep a step's record, write it to the file of --json, and advance the progress bar."""
+        """Write a step's record to the file of --json, advance the progress bar, and keep the record."""
         self.write(record, format_progress(record, self._unit))
         self.steps.append(record)
 
@@ -87,17 +93,17 @@ class TrainOutput(RunOutput):
             click.echo(f"# {message}", err=True)
 
     def add_summary(self, summary: TrainSummaryRecord) -> None:
-        """Keep the summary record and write it to the file of --json."""
+        """Write the summary record to the file of --json, and keep it for `print_results`."""
         self._summary = summary
         self.write(summary)
 
     def add_comparison(self, comparison: TrainCompareRecord) -> None:
-        """Keep the comparison with torch and write it to the file of --json."""
+        """Write the comparison with torch to the file of --json, and keep it for `print_results`."""
         self._comparison = comparison
         self.write(comparison)
 
     def print_results(self) -> None:
-        """Print a table of at most MAX_TABLE_STEPS evenly spaced steps, and the summary; unless records are printed."""
+        """Print a table of at most MAX_TABLE_STEPS evenly spaced steps, and the summary; nothing with `--json -`."""
         if not self._prints or self.has_records_on_stdout:
             return
         if self.steps:
@@ -109,30 +115,30 @@ class TrainOutput(RunOutput):
             print_text(_format_summary(self._summary), prints=True)
 
 
-def print_comparison(found: TrainCompareRecord) -> None:
+def print_comparison(compared: TrainCompareRecord) -> None:
     """Print the median step times of hpccoll and of torch with 95 % intervals, and how much their losses differ."""
     headings = ("training by", "step ms", "95 % interval", "ratio", "its interval")
     own, other = (
         [f"{1e3 * median:.3f}", f"{1e3 * low:.3f} to {1e3 * high:.3f}"]
         for median, low, high in (
-            (found.step_s, found.step_low_s, found.step_high_s),
-            (found.torch_step_s, found.torch_step_low_s, found.torch_step_high_s),
+            (compared.step_s, compared.step_low_s, compared.step_high_s),
+            (compared.torch_step_s, compared.torch_step_low_s, compared.torch_step_high_s),
         )
     )
     rows = [
-        ["hpccoll", *own, f"{found.ratio:.3f}", f"{found.ratio_low:.3f} to {found.ratio_high:.3f}"],
-        [found.torch, *other, "1", ""],
+        ["hpccoll", *own, f"{compared.ratio:.3f}", f"{compared.ratio_low:.3f} to {compared.ratio_high:.3f}"],
+        [compared.torch, *other, "1", ""],
     ]
-    title = f"{found.strategy}, {found.model}: {format_count(found.steps, 'step')} of each side in turns"
+    title = f"{compared.strategy}, {compared.model}: {format_count(compared.steps, 'step')} of each side in turns"
     print_table(title, headings, rows, numbers=headings[1:])
     print_text(
-        f"largest difference of the losses: {found.loss_difference:.1g} of torch's loss; of the first gradients: "
-        f"{found.gradient_difference:.1g} of the parameter's largest"
+        f"largest difference of the losses: {compared.loss_difference:.1g} of torch's loss; of the first gradients: "
+        f"{compared.gradient_difference:.1g} of the parameter's largest"
     )
 
 
 def format_progress(step: TrainStepRecord, unit: str) -> str:
-    """Return the measurements of a step beside the progress bar; `unit` names the tokens, such as `bytes`."""
+    """Return loss and times of a step as the text beside the progress bar; `unit` is a noun for the model's tokens."""
     words = [f"loss {step.loss:.4g}", f"{step.tokens_per_s:,.0f} {unit}/s", f"step {1e3 * step.step_s:.3g} ms"]
     words.append(f"comm {1e3 * step.comm_s:.3g} ms ({1e3 * step.exposed_comm_s:.3g} exposed)")
     if step.bubble is not None:
@@ -141,14 +147,14 @@ def format_progress(step: TrainStepRecord, unit: str) -> str:
 
 
 def _format_step(step: TrainStepRecord) -> list[str]:
-    """Return the cells of a step's table row, in the order of HEADINGS."""
+    """Return the table cells of a training step, in the order of HEADINGS."""
     bubble = "-" if step.bubble is None else f"{step.bubble:.2f}"
     times = (f"{1e3 * step.step_s:.2f}", f"{1e3 * step.comm_s:.2f}", bubble)
     return [str(step.step), f"{step.loss:.5f}", f"{step.grad_norm:.4f}", *times, f"{step.peak_bytes / 2**20:.0f}"]
 
 
 def _format_summary(summary: TrainSummaryRecord) -> str:
-    """Return the summary of a training run as one line."""
+    """Return the summary of a training run as one line: steps, median time, accuracy, wrong gradients, checkpoint."""
     words = [f"{summary.strategy} on {format_count(summary.ranks, 'rank')}: {format_count(summary.steps, 'step')}"]
     if summary.median_step_s is not None:
         words.append(f"median step {1e3 * summary.median_step_s:.2f} ms")

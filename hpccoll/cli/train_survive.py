@@ -32,12 +32,20 @@ def train_surviving(
     json_file: str | None,
     run: Mapping[str, Any],
 ) -> TrainSummaryRecord | None:
-    """Train until the last step over the deaths of ranks; return the summary, None on a rank without work; collective.
+    """Train until the last step; after the death of ranks, go on with the others; collective.
 
     Args:
         mesh: the mesh of all ranks but the spares.
-        directory: on rank 0, the directory for checkpoints, if there is one.
+        options: the training.
+        device: `cpu`, or the GPU of this rank.
+        spares: the number of ranks that wait to replace dead ones.
+        checkpoints: when and where checkpoints are written.
+        directory: the directory for checkpoints on rank 0; None on other ranks, or without checkpoints.
+        json_file: the value of --json.
         run: the record of kind `run`.
+
+    Returns:
+        The summary; None on a rank that the last mesh does not need.
     """
     summary = None
     with ExitStack() as stack:
@@ -50,7 +58,11 @@ def train_surviving(
 
 
 class _Program:
-    """The training of this rank on each mesh in turn, with its output; the first rank of a mesh writes and prints."""
+    """The training of this rank on one mesh after another, as ranks die; the first rank of a mesh writes and prints.
+
+    Args:
+        make_output: makes the output of the training; `TrainOutput` without its last arguments.
+    """
 
     def __init__(
         self,
@@ -80,7 +92,7 @@ class _Program:
             return None
 
         def add_step(record: TrainStepRecord) -> None:
-            """Note and write a step."""
+            """Keep the record of a step for a later recovery, and write it."""
             self.training.add_step(record)
             output.add_step(record)
 
@@ -99,20 +111,25 @@ class _Program:
         return summary
 
     def _open_directory(self) -> CheckpointDirectory | None:
-        """Return the directory for checkpoints; the first rank opens it if another rank had it before."""
+        """Return the directory for checkpoints, opened if this rank has not done so; None without --checkpoint."""
         if self._checkpoints.directory is None:
             return None
         return self._directory or CheckpointDirectory(self._checkpoints.directory)
 
     def _load(self, comm: Communicator) -> TrainingStart:
-        """Return the newest checkpoint, or initial parameters; collective."""
+        """Return the state to train from: the newest readable checkpoint, or initial parameters; collective."""
         start, self._warnings = load_start(comm, self._options, self._directory)
         if start.resumed:
             self._warnings.append(f"resumed after step {start.step} from {self._checkpoints.directory}")
         return start
 
     def _open_output(self, comm: Communicator, start: TrainingStart, *, is_first: bool) -> TrainOutput:
-        """Return the output, which the first rank of `comm` takes over if another rank had it before."""
+        """Return this rank's output; the first rank of `comm` writes and prints from now on. Prints kept warnings.
+
+        Args:
+            start: the state from which the training goes on.
+            is_first: whether no rank has died yet; the file of --json is then replaced unless there are checkpoints.
+        """
         if self._output is None:
             appends = self._checkpoints.directory is not None or not is_first
             self._output = self._make_output(start=start, appends=appends, prints=comm.rank == 0)

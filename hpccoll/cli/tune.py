@@ -43,7 +43,7 @@ EXPORT_BUDGET_S = 120.0  # of --export, which measures every choice twice
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """The options of `hpccoll tune`."""
+    """The values of the arguments and options of `hpccoll tune`; each field is what its declaration names."""
 
     operations: tuple[str, ...] = argument(metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
     min_bytes: str | None = option(
@@ -103,7 +103,10 @@ def tune(options: TuneOptions) -> int:
 
 
 def _export(options: TuneOptions) -> int:
-    """Write a library's own file of rules for --export; return the exit status. Collective."""
+    """Measure another library's algorithms and write its own file of rules (--export); return the exit status.
+
+    Collective over all ranks. Raises UsageError for options that --export does not take.
+    """
     from hpccoll.cli.tune_export import ExportOptions, export_rules, list_operations
 
     unused = list_given_options("buffer", "show")
@@ -121,7 +124,7 @@ def _export(options: TuneOptions) -> int:
 
 
 def _run(options: TuneOptions) -> int:
-    """Time all algorithms and store the times, or print stored ones for --show; return the exit status. Collective."""
+    """Time all algorithms and store the times, or print stored times (--show); return the exit status. Collective."""
     from hpccoll.runtime import job, joint_failure
 
     world = job.get_world().Dup()  # before other imports load MPI, as in `hpccoll bench`
@@ -160,7 +163,7 @@ def _run(options: TuneOptions) -> int:
 
 
 def _measure_link_rates(world: Any) -> None:
-    """Measure the links between the nodes, and store their rates where `auto` reads them. Collective."""
+    """Measure the rates of the links between nodes, and store them in the file that `auto` reads. Collective."""
     from hpccoll.preflight.coordinator import Coordinator, MeasurementOptions, run_worker
     from hpccoll.runtime import job
     from hpccoll.selection.link_rates import find_links_path, save_links
@@ -180,7 +183,10 @@ def _measure_link_rates(world: Any) -> None:
 
 
 def _run_sessions(sessions: list[TuningSession], outputs: _TuneOutput | None) -> int:
-    """Time all candidates of all sessions; return the number of wrong elements. Collective."""
+    """Time all algorithms; return the number of wrong elements in their results. Collective.
+
+    Rank 0 writes each record to `outputs`, which is None on other ranks.
+    """
     wrong = 0
     for session in sessions:
         for record in session.run_candidates():
@@ -191,7 +197,10 @@ def _run_sessions(sessions: list[TuningSession], outputs: _TuneOutput | None) ->
 
 
 def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
-    """Check the options and return the operations, message sizes, element types and kinds of buffer to measure."""
+    """Return the operations, message sizes, element types and kinds of buffer to measure; raise if an option is wrong.
+
+    `nodes` is the number of nodes of the job.
+    """
     from hpccoll.measure.tuning import TuningSweep
     from hpccoll.runtime.arrays import get_dtype
     from hpccoll.selection.tuning_table import BufferKind
@@ -226,9 +235,10 @@ def _parse_operations(options: TuneOptions) -> tuple[Operation, ...]:
 
 
 def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> None:
-    """Print the tuning table in the file `path`, of the named operations only, and write the whole table for --json.
+    """Print the tuning table in the file `path`, only the operations that the user named, and write it for --json.
 
-    With `--json -`, only the JSON is printed.
+    `site` (MPI library, host, layout of ranks) is named in the error if there is no table. With `--json -`, only JSON
+    is printed.
     """
     from hpccoll.selection.tuning_files import read_table
 
@@ -246,9 +256,15 @@ def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> No
 
 
 class _TuneOutput(RunOutput):
-    """The output on rank 0: result records as measurements end, the tuning table after each message size, and progress.
+    """The output of `hpccoll tune` on rank 0: writes records, the tuning table after each message size, and progress.
 
-    Raises UsageError if a file cannot be written. When the caller closes the ExitStack `stack`, `finish` is called.
+    The constructor raises UsageError if a file cannot be written. When the caller closes the ExitStack `stack`,
+    `finish` is called.
+
+    Args:
+        path: the file of the tuning table.
+        site: the MPI library, kind of host and layout of ranks for which the times are valid.
+        run: the record of kind `run`.
     """
 
     def __init__(
@@ -278,13 +294,13 @@ class _TuneOutput(RunOutput):
         return [series for session in self.sessions for series in session.found]
 
     def add(self, record: CollectiveRecord) -> None:
-        """Write the record of a measurement; if it completes a message size, write the tuning table, too."""
+        """Write the record of a measurement; write the tuning table, too, if a message size is complete."""
         self.write(record, f"{record.op} {format_size(record.nbytes)}")
         if len(self.measured) > self.stored:
             self._store_table()
 
     def _store_table(self) -> TuningTable:
-        """Add the measured times to the stored tuning table, which another job may have changed; return the table."""
+        """Add the measured times to the stored tuning table, which another job may have changed; return the result."""
         from hpccoll.selection.tuning_files import extend_stored_table
         from hpccoll.selection.tuning_table import TuningTable
 
@@ -307,7 +323,11 @@ class _TuneOutput(RunOutput):
 
 
 def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]) -> None:
-    """Print, on one rank, a table per operation, element size and buffer: the two fastest algorithms at each size."""
+    """Print a table for each of `series`: the two fastest algorithms at each message size; on rank 0 only.
+
+    `path` is the file of the tuning table, to be named in the heading. A series has the times of one operation, element
+    size and kind of buffer.
+    """
     if not is_printing_rank():
         return
     click.echo(f"{table.site.description}: {path}")

@@ -32,12 +32,12 @@ NCCL = "nccl"
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """What to measure, and the file of rules to write."""
+    """The library whose algorithms are measured, the measurement, and the file of rules to write."""
 
-    library: str
-    output: str
+    library: str  # a key of _LIBRARIES
+    output: str  # the file of rules
     operations: tuple[Operation, ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # message sizes in bytes
     dtype: str
     budget_s: float  # of all cases together
     seed: int
@@ -46,7 +46,10 @@ class ExportOptions:
 
 
 def list_operations(library: str, named: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return the operations to measure; raise UsageError for a named one without rules in the library's file."""
+    """Return the operations to measure: `named`, or all that the file of rules of `library` knows if it is empty.
+
+    Raises UsageError for a named operation that the file does not know.
+    """
     known = _LIBRARIES[library].operations
     for operation in named:
         if operation not in known:
@@ -56,7 +59,10 @@ def list_operations(library: str, named: Sequence[Operation]) -> tuple[Operation
 
 
 def export_rules(options: ExportOptions) -> int:
-    """Measure the library's algorithms and write its file of rules; return the exit status. Collective."""
+    """Measure the algorithms of MPI or NCCL and write the file by which the library selects them; return 0.
+
+    Collective over all ranks.
+    """
     from hpccoll.runtime import job, joint_failure
 
     job.load_mpi(multithreaded=options.multithreaded or options.library == NCCL)
@@ -75,7 +81,7 @@ def export_rules(options: ExportOptions) -> int:
 
 
 def _make_tuning(options: ExportOptions, world: Any) -> LibraryTuning:
-    """Open the library, and return the measurement. Collective over `world`."""
+    """Return the measurement of the library's algorithms, ready to run. Collective over the communicator `world`."""
     from hpccoll.measure.interleaved import TimingOptions
     from hpccoll.measure.library_tuning import LibraryTuning
     from hpccoll.measure.stopping import StoppingRule
@@ -91,7 +97,10 @@ def _make_tuning(options: ExportOptions, world: Any) -> LibraryTuning:
 
 
 def _make_module(buffer: str, world: Any) -> ArrayModule:
-    """Return the allocator of the buffers; on devices, the ranks of a node take its devices in turn."""
+    """Return the array module (NumPy, CuPy, ...) for buffers of the kind `buffer`, `host` or `cuda`.
+
+    The ranks of a node take its GPUs in turn.
+    """
     from hpccoll.runtime import job
     from hpccoll.runtime.arrays import NUMPY, get_array_module
 
@@ -102,7 +111,10 @@ def _make_module(buffer: str, world: Any) -> ArrayModule:
 
 
 def _describe_origin(options: ExportOptions, world: Any, layout: Any) -> tuple[str, ...]:
-    """Return sentences on the measurement, the same on every rank."""
+    """Return sentences for the head of the file: command, date, MPI library, ranks; the same on every rank. Collective.
+
+    `layout` is the distribution of ranks over nodes.
+    """
     from hpccoll.runtime import job
     from hpccoll.selection.tuning_files import describe_site
 
@@ -118,7 +130,12 @@ def _describe_origin(options: ExportOptions, world: Any, layout: Any) -> tuple[s
 
 
 class _ExportOutput(RunOutput):
-    """The output on rank 0 during the measurement: records of all algorithms, and progress."""
+    """The output on rank 0 while a library's algorithms are measured: writes their records, and shows progress.
+
+    Args:
+        run: the record of kind `run`.
+        cases: the number of measurements to come.
+    """
 
     def __init__(self, options: ExportOptions, stack: ExitStack, run: dict[str, Any], cases: int) -> None:
         from hpccoll.measure.results.output_file import require_writable
@@ -128,12 +145,15 @@ class _ExportOutput(RunOutput):
         self.show_progress(stack, "algorithms", cases)
 
     def note(self, record: CollectiveRecord) -> None:
-        """Write the record of an algorithm."""
+        """Write the record of a measured algorithm, and advance the progress bar."""
         self.write(record, f"{record.op} {format_size(record.nbytes)}")
 
 
 def _finish(options: ExportOptions, rules: LibraryRules, measured: Sequence[SizeSamples]) -> None:
-    """Write the files of rules on rank 0, and print the choices and the variables that make the library read them."""
+    """Write the files of `rules`; print the choices and the environment variables with which the library reads them.
+
+    Call it on rank 0 only.
+    """
     from hpccoll.measure.results.output_file import explain_write_errors
 
     if is_printing_rank():
@@ -155,9 +175,9 @@ def _finish(options: ExportOptions, rules: LibraryRules, measured: Sequence[Size
 
 
 def _make_open_mpi_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
-    """Return the texts of Open MPI's rule files, by path: `path`, and the file of component `han` if it has rules.
+    """Return the texts of Open MPI's files of rules, by path: `path`, and one for component `han` if it has rules.
 
-    The format of the file `path` is JSON if its suffix is .json.
+    The file `path` is JSON if its suffix is .json.
     """
     text = open_mpi.format_rules_json(rules) if path.suffix == ".json" else open_mpi.format_rules_file(rules)
     han = open_mpi.format_han_file(rules)
@@ -165,12 +185,12 @@ def _make_open_mpi_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
 
 
 def _list_open_mpi_variables(path: Path, rules: LibraryRules) -> dict[str, str]:
-    """Return the variables with which Open MPI reads its files."""
+    """Return the environment variables, by name, with which Open MPI reads the files of `rules`."""
     return open_mpi.list_variables(path, has_han_file=bool(open_mpi.format_han_file(rules)))
 
 
 def _note_open_mpi(path: Path) -> str:
-    """Return a note on the releases of Open MPI that read the file `path`; an empty string if all do."""
+    """Return a note on the releases of Open MPI that read the file `path`; an empty string if all of them do."""
     return "# only Open MPI 6.0 and later read JSON; for 5.0, name a file without .json" * (path.suffix == ".json")
 
 
@@ -187,13 +207,20 @@ def _make_mpich_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
 
 
 def _make_nccl_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
-    """Return the text of the file of NCCL's example tuner, by its path."""
+    """Return the text of the CSV file of NCCL's example tuner plugin, by its path `path`."""
     return {path: nccl.format_tuner_csv(rules)}
 
 
 @dataclass(frozen=True, slots=True)
 class _RulesLibrary:
-    """The operations that a library's file has rules for, its files, and the variables that make it read them."""
+    """How to write the files by which a library selects algorithms.
+
+    Args:
+        operations: those that the files have rules for.
+        make_files: returns the texts of all files, by path, for rules and the path of the main file.
+        list_variables: returns the environment variables with which the library reads the files.
+        note: returns a note on the file for the user; it may be empty.
+    """
 
     operations: tuple[Operation, ...]
     make_files: Callable[[LibraryRules, Path], dict[Path, str]]
@@ -211,7 +238,7 @@ _LIBRARIES = {
 
 
 def _print_choices(measured: Sequence[SizeSamples]) -> None:
-    """Print the choice per operation and size, with its measured speed-up over the library's default."""
+    """Print a table: the algorithm chosen for each operation and size, and its speed-up over the library's default."""
     from hpccoll.library_rules import DEFAULT
     from hpccoll.statistics import median_interval
 

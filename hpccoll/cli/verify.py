@@ -41,7 +41,10 @@ MAX_SERIAL_RANKS = 200  # sum of the rank counts up to which worker processes co
 
 
 def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
-    """Yield the (root, chunks, nodes) to prove; a parameter that `algorithm` lacks is 0, 1 or None, respectively."""
+    """Yield the triples (root, number of chunks, layout of ranks on nodes) for which an algorithm is proven.
+
+    A parameter that `algorithm` does not have is 0, 1 or None, respectively.
+    """
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
     if algorithm.file_plan is not None:
         roots = [algorithm.file_plan.root]
@@ -51,7 +54,7 @@ def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, 
 
 
 def draw_block_sizes(algorithm: Algorithm, ranks: int) -> tuple[Count, ...]:
-    """Return sizes of blocks for which a plan is proven: some of 0 elements, and sizes that are all different.
+    """Return two lists of block sizes, in elements, for which a plan is proven: some of 0, and all different ones.
 
     If no two blocks have equal sizes, a proof that a plan never sends a chunk to one of another size shows that it
     never confuses two blocks. The proof then holds for all sizes of blocks.
@@ -69,7 +72,10 @@ def draw_block_sizes(algorithm: Algorithm, ranks: int) -> tuple[Count, ...]:
 
 
 def list_node_layouts(ranks: int) -> dict[str, Nodes]:
-    """Return the distinct layouts of ranks on nodes for which plans are proven, by the name of the kind of layout."""
+    """Return the layouts of `ranks` ranks on nodes for which plans are proven, by a description such as `one node`.
+
+    A layout is None (one node), a tuple of the number of ranks on each node, or a tuple of the ranks on each node.
+    """
     size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
     whole, rest = divmod(ranks, 6)
     layouts: dict[str, Nodes] = {"one node": None}
@@ -92,9 +98,9 @@ def format_layout(ranks: int, nodes: Nodes) -> str:
 
 
 def prove_variants(algorithm: Algorithm, ranks: int, *, survive: bool = False) -> ProvenPlanRecord:
-    """Prove all variants of `algorithm` on `ranks` ranks; failures are recorded in the result, not raised.
+    """Prove an algorithm on `ranks` ranks for all variants of `list_variants`; return the record, also of failures.
 
-    With `survive`, also prove what the death of a rank does to the others (`check_survival`).
+    With `survive`, the effect of the death of a rank on the others is proven as well (`check_survival`).
     """
     start, failures, plans = time.perf_counter(), [], 0
     deaths = split = 0
@@ -152,8 +158,11 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
     return list(by_name.values())
 
 
-def _default_rank_count(algorithms: Sequence[Algorithm]) -> str:
-    """Return the number of ranks of the plans that were read from files; the default range if there are none."""
+def _choose_default_ranks(algorithms: Sequence[Algorithm]) -> str:
+    """Return the value of --ranks if it is not given: that of the plans from files, else DEFAULT_RANKS.
+
+    Raises UsageError if plans from files are for different numbers of ranks.
+    """
     counts = {algorithm.only_ranks for algorithm in algorithms if algorithm.only_ranks is not None}
     if len(counts) > 1:
         raise UsageError(f"the plans are for {' and '.join(map(str, sorted(counts)))} ranks; name them one at a time")
@@ -161,7 +170,7 @@ def _default_rank_count(algorithms: Sequence[Algorithm]) -> str:
 
 
 def _resolve_registered(name: str) -> list[Algorithm]:
-    """Return the built-in algorithm OP/ALGORITHM, or all built-in algorithms of OP."""
+    """Return the built-in algorithm that `name` (OP/ALGORITHM) names, or all built-in algorithms of OP."""
     op, slash, algorithm = name.partition("/")
     operation = Operation.from_name(op) if slash else _find_operation(name)
     if slash:
@@ -170,7 +179,7 @@ def _resolve_registered(name: str) -> list[Algorithm]:
 
 
 def _find_operation(name: str) -> Operation:
-    """Return the operation of a name; the error of an unknown one lists pipeline schedules, too."""
+    """Return the operation `name`; raise UnknownNameError, which lists pipeline schedules as well, for another name."""
     try:
         return Operation.from_name(name)
     except UnknownNameError:
@@ -183,7 +192,10 @@ def _find_operation(name: str) -> Operation:
 
 
 def _prove_batch(tasks: list[tuple[str, int]], survive: bool) -> list[ProvenPlanRecord]:
-    """Prove tasks (algorithm's full name, rank count) in a worker process; an algorithm itself may not be picklable."""
+    """Prove each (full name of an algorithm, number of ranks) in `tasks`, and return the records; in a worker process.
+
+    Tasks name algorithms, because algorithms cannot always be pickled. `survive` is as in `prove_variants`.
+    """
     return [prove_variants(resolve_algorithms([name])[0], ranks, survive=survive) for name, ranks in tasks]
 
 
@@ -194,7 +206,7 @@ def _exit_with_parent() -> None:
         return
 
     def wait_and_exit() -> None:
-        """Wait for the end of the parent process, then end this one."""
+        """Wait for the end of the parent process, then end this process."""
         parent.join()
         os._exit(1)
 
@@ -208,9 +220,10 @@ def prove_all(
     *,
     survive: bool = False,
 ) -> None:
-    """Prove every algorithm on every rank count in worker processes, one per core; call `done` with each result; block.
+    """Prove every algorithm on every number of `ranks`, in one worker process per core, and wait for all proofs.
 
-    This process does all the work if there is little to prove, only one core, or an algorithm from a file.
+    `done` is called in this process with the record of each. No worker processes are used if there is little to prove,
+    only one core, or an algorithm from a file. `survive` is as in `prove_variants`.
     """
     tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
     cores = len(os.sched_getaffinity(0))
@@ -234,7 +247,7 @@ def prove_all(
 
 
 def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlanRecord]) -> None:
-    """Print one row per algorithm, with the steps and bytes of the largest rank count."""
+    """Print one row per algorithm: how many of its plans are proven, and the cost of its largest number of ranks."""
     columns = ("algorithm", "proven", "steps", "mean", "most", "cpu s", "stated cost")
     rows = []
     for algorithm in algorithms:
@@ -256,7 +269,10 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
 
 
 def _print_deaths(results: Sequence[ProvenPlanRecord]) -> None:
-    """Print how many deaths were tried, and after how many some survivors have a result; nothing without --survive."""
+    """Print how many deaths of a rank were tried, and after how many of them only some other ranks have a result.
+
+    Prints nothing without --survive.
+    """
     deaths = sum(result.deaths or 0 for result in results)
     if not deaths:
         return
@@ -268,7 +284,7 @@ def _print_deaths(results: Sequence[ProvenPlanRecord]) -> None:
 
 
 def _print_layouts(ranks: Sequence[int]) -> None:
-    """Print one row per kind of node layout on the given rank counts, with its smallest and its largest layout."""
+    """Print one row per kind of layout of ranks on nodes, with the layouts of the least and of the most `ranks`."""
     covered: dict[str, list[str]] = {}
     for n in ranks:
         for kind, nodes in list_node_layouts(n).items():
@@ -338,16 +354,16 @@ def verify(
 
 
 def _verify_algorithms(names: Sequence[str], ranks: str | None, json_file: str | None, *, survive: bool) -> None:
-    """Prove the plans of algorithms, print them, and raise HpccollError if one is wrong."""
+    """Prove algorithms, print a table, and raise HpccollError if one is wrong. The arguments are those of `verify`."""
     algorithms = resolve_algorithms(names)
-    counts = parse_rank_counts(ranks or _default_rank_count(algorithms))
+    counts = parse_rank_counts(ranks or _choose_default_ranks(algorithms))
     if not is_printing_rank():
         return
     results: list[ProvenPlanRecord] = []
     with open_serial_output(json_file) as lines, show_progress("proven", len(algorithms) * len(counts)) as advance:
 
         def add_result(result: ProvenPlanRecord) -> None:
-            """Keep and write the result of a proof, and advance the progress bar."""
+            """Keep the record of a proof, write it to the file of --json, and advance the progress bar."""
             results.append(result)
             lines.write(result.as_dict())
             advance(f"{result.op}/{result.algorithm}")

@@ -35,8 +35,8 @@ SOURCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """The call for which an algorithm is selected."""
+class _Call:
+    """The collective call for which an algorithm is selected; `nbytes` is its message size in bytes."""
 
     operation: Operation
     nbytes: int
@@ -83,31 +83,36 @@ def which(
     operation = Operation.from_name(op)
     if size is None and operation is not Operation.BARRIER:
         raise UsageError(f"which {op}: the algorithm depends on the message size; add one, such as 64K")
-    question = _Question(operation, parse_size(size or "0"), count, nodes, dtype, redop, BufferKind(buffer))
+    call = _Call(operation, parse_size(size or "0"), count, nodes, dtype, redop, BufferKind(buffer))
     if not is_printing_rank():
         return
-    selection, refusal, place = _answer(question)
-    optimum = "" if machine is None else _describe_optimum(question, selection, machine)
-    write_serial_records(json_file, [_make_record(question, selection)])
+    selection, refusal, place = _select(call)
+    optimum = "" if machine is None else _describe_optimum(call, selection, machine)
+    write_serial_records(json_file, [_make_record(call, selection)])
     if json_file != STDOUT:
-        print_text(_format_answer(question, selection, refusal, place, optimum))
+        print_text(_format_selection(call, selection, refusal, place, optimum))
 
 
-def _answer(question: _Question) -> tuple[Selection, str, str]:
-    """Return the selection, why the MPI library cannot run the call (or an empty string), and where times are stored.
+def _select(call: _Call) -> tuple[Selection, str, str]:
+    """Return the algorithm that `auto` selects for a call, and two strings.
 
-    The last string is the path of the tuning table, or the reason for which there is none.
+    Returns:
+        The selection; why the MPI library's collective cannot run the call, "" if it can; and the path of the tuning
+        table, or why there is none.
     """
-    table, place = _find_table(question.ranks, question.nodes)
-    itemsize, refusal = _inspect_reduction(question)
-    shared = question.buffer is not BufferKind.CUDA
-    size = round_message_size(question.nbytes)
-    key = SelectionKey(question.operation, size, itemsize, question.buffer, not refusal, shared)
-    return Selector(question.ranks, question.nodes, table).select(key), refusal, place
+    table, place = _find_table(call.ranks, call.nodes)
+    itemsize, refusal = _inspect_reduction(call)
+    shared = call.buffer is not BufferKind.CUDA
+    size = round_message_size(call.nbytes)
+    key = SelectionKey(call.operation, size, itemsize, call.buffer, not refusal, shared)
+    return Selector(call.ranks, call.nodes, table).select(key), refusal, place
 
 
 def _find_table(ranks: int, nodes: int) -> tuple[TuningTable | None, str]:
-    """Return the tuning table that a job on this host reads, and its path or the reason for which there is none."""
+    """Return the tuning table that a job of `ranks` ranks on `nodes` nodes like this host reads, and its path.
+
+    If there is no table, the result is None and the reason.
+    """
     from hpccoll.runtime import job
 
     try:
@@ -123,16 +128,16 @@ def _find_table(ranks: int, nodes: int) -> tuple[TuningTable | None, str]:
     return table, f"{path}" if table else f"there is none; mpirun -n {ranks} hpccoll tune makes it"
 
 
-def _inspect_reduction(question: _Question) -> tuple[int, str]:
-    """Return the bytes of an element, and why the MPI library cannot run the call; empty if it can.
+def _inspect_reduction(call: _Call) -> tuple[int, str]:
+    """Return the bytes of an element, and why the MPI library's collective cannot run the call; "" if it can.
 
     Raises:
         ReductionError, UnknownNameError: the dtype or the reduction does not exist, or they do not go together.
     """
     from hpccoll.runtime.arrays import Reduction, get_dtype
 
-    dtype, reduction = get_dtype(question.dtype), Reduction.parse(question.redop)
-    if question.operation.reduces:
+    dtype, reduction = get_dtype(call.dtype), Reduction.parse(call.redop)
+    if call.operation.reduces:
         reduction.require(dtype)
     try:
         from hpccoll.runtime import job
@@ -142,19 +147,19 @@ def _inspect_reduction(question: _Question) -> tuple[int, str]:
         return dtype.itemsize, "mpi4py is not installed"
     from hpccoll.runtime.messages.mpi_calls import explain_refusal
 
-    return dtype.itemsize, explain_refusal(question.operation, dtype, reduction)
+    return dtype.itemsize, explain_refusal(call.operation, dtype, reduction)
 
 
-def _make_record(question: _Question, selection: Selection) -> SelectionRecord:
-    """Return the answer as a record."""
+def _make_record(call: _Call, selection: Selection) -> SelectionRecord:
+    """Return the record of a call and the algorithm that is selected for it."""
     return SelectionRecord(
-        op=question.operation.value,
-        nbytes=question.nbytes,
-        ranks=question.ranks,
-        nodes=question.nodes,
-        dtype=question.dtype,
-        redop=question.redop if question.operation.reduces else None,
-        buffer=question.buffer.value,
+        op=call.operation.value,
+        nbytes=call.nbytes,
+        ranks=call.ranks,
+        nodes=call.nodes,
+        dtype=call.dtype,
+        redop=call.redop if call.operation.reduces else None,
+        buffer=call.buffer.value,
         algorithm=selection.name,
         chunks=selection.chunks,
         source=selection.source,
@@ -162,18 +167,21 @@ def _make_record(question: _Question, selection: Selection) -> SelectionRecord:
     )
 
 
-def _describe_optimum(question: _Question, selection: Selection, name: str) -> str:
-    """Return the optimum of the call on the network `name`, and the predicted share of it on a machine model."""
+def _describe_optimum(call: _Call, selection: Selection, name: str) -> str:
+    """Return a sentence: the least time of the call on the network or machine model `name`.
+
+    For a machine model, it adds the time of the selected algorithm in simulation.
+    """
     from hpccoll.predict.forecast import can_run_on, forecast
     from hpccoll.predict.machine_catalogue import load_machine
     from hpccoll.synthesis import compute_optimum
 
-    operation, nbytes, ranks = question.operation, question.nbytes, question.ranks
-    network = load_network(name, ranks, question.nodes)
+    operation, nbytes, ranks = call.operation, call.nbytes, call.ranks
+    network = load_network(name, ranks, call.nodes)
     optimum, algorithm = compute_optimum(network, operation), selection.algorithm
     least = f"at least {optimum.compute_seconds(nbytes) * 1e6:.4g} us"
     if is_machine_model(name) and algorithm is not None and nbytes:
-        machine = load_machine(name).with_ranks_per_node(ranks // question.nodes)
+        machine = load_machine(name).with_ranks_per_node(ranks // call.nodes)
         if can_run_on(algorithm, ranks, machine):
             seconds = forecast(algorithm, ranks, machine, nbytes, chunks=selection.chunks).seconds
             return f"{least}; {algorithm.name} takes {seconds * 1e6:.4g} us there in simulation: " + (
@@ -182,16 +190,22 @@ def _describe_optimum(question: _Question, selection: Selection, name: str) -> s
     return f"{least} on {network.name}, set by {optimum.binding}"
 
 
-def _format_answer(question: _Question, selection: Selection, refusal: str, place: str, optimum: str) -> str:
-    """Return the answer as lines of text: the call and its algorithm, the reason, and the next command."""
-    operation, ranks = question.operation, question.ranks
-    what = [operation.value, "" if operation is Operation.BARRIER else f"of {format_size(question.nbytes)}"]
-    what += [f"{question.dtype} {question.redop}" if operation.reduces else ""]
+def _format_selection(call: _Call, selection: Selection, refusal: str, place: str, optimum: str) -> str:
+    """Return the output as lines of text: the call and its algorithm, the reason, and a command that measures it.
+
+    Args:
+        refusal: why the MPI library cannot run the call, or "".
+        place: the path of the tuning table, or why there is none.
+        optimum: the sentence of `_describe_optimum`, or "".
+    """
+    operation, ranks = call.operation, call.ranks
+    what = [operation.value, "" if operation is Operation.BARRIER else f"of {format_size(call.nbytes)}"]
+    what += [f"{call.dtype} {call.redop}" if operation.reduces else ""]
     name = f" ({LIBRARY_NAME})" if selection.algorithm is None else ""
     chunks = f", in {selection.chunks} chunks" if selection.chunks > 1 else ""
     lines = [
-        f"{' '.join(filter(None, what))} on {format_count(ranks, 'rank')}, {format_count(question.nodes, 'node')}, "
-        f"{question.buffer.value} memory: {selection.name}{name}{chunks}",
+        f"{' '.join(filter(None, what))} on {format_count(ranks, 'rank')}, {format_count(call.nodes, 'node')}, "
+        f"{call.buffer.value} memory: {selection.name}{name}{chunks}",
         f"why     {SOURCES[selection.source]}{f': {selection.why}' if selection.source == 'table' else ''}",
         f"table   {place}",
     ]
@@ -201,5 +215,5 @@ def _format_answer(question: _Question, selection: Selection, refusal: str, plac
         lines.append(f"not mpi {refusal}")
     measure = f"mpirun -n {ranks} hpccoll bench {operation.value}"
     if operation is not Operation.BARRIER:
-        measure += f" -b {question.nbytes} -e {question.nbytes}"
-    return "\n".join([*lines, f"next    {measure}" if question.nodes == 1 else "next    hpccoll bench in such a job"])
+        measure += f" -b {call.nbytes} -e {call.nbytes}"
+    return "\n".join([*lines, f"next    {measure}" if call.nodes == 1 else "next    hpccoll bench in such a job"])

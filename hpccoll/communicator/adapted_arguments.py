@@ -23,10 +23,14 @@ OUTPUT_LISTS: Final = (Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_
 
 @dataclass(frozen=True, slots=True)
 class AdaptedArguments:
-    """Arrays that stand for the user's arguments in a collective, and the function that makes the user's result.
+    """Arrays that replace lists and arrays of other libraries, which the user passed to a collective.
 
-    `counts` are the numbers of rows of each block (and, in an all_to_all, of each block that this rank receives), if
-    blocks differ in size.
+    Args:
+        x: the input array that the collective reads.
+        out: the output array, or None.
+        finish: makes the result for the user, such as a list, from the result of the collective.
+        counts: the number of rows of each block and, in an all_to_all, of each block that this rank receives; None if
+            all blocks have the same size.
     """
 
     x: Any
@@ -45,12 +49,14 @@ def adapt_arguments(
     algorithm: Any = "auto",
     counts: BlockCounts | None = None,
 ) -> AdaptedArguments | None:
-    """Return arrays that the runtime accepts instead of `x` and `out`; None if it accepts `x` and `out` themselves.
+    """Return arrays that replace `x` and `out` if one is a list or an array of another library; else None. Local.
 
     A list `x` is copied into one array, and the result is copied into the arrays of a list `out`. The arrays of a list
     may differ in shape if all ranks know all sizes. A foreign array (of a library that is known by DLPack only, such as
     JAX) is never written, because many such arrays are immutable: without `out`, the result is a new array of the same
     library.
+
+    The arguments are those of the collective, and the number of this rank (`rank`) and of all ranks (`size`).
 
     Raises:
         BufferError: the operation takes no list, or arrays of a list differ in number, dtype or library, or in shape
@@ -74,10 +80,10 @@ def adapt_arguments(
 def _adapt_call(
     operation: Operation, x: Any, out: Any, rank: int, size: int, algorithm: Any, counts: BlockCounts | None
 ) -> AdaptedArguments:
-    """Join a list of input arrays into one array, import foreign arrays, and return the adapted arguments.
+    """Join a list `x` into one array, import arrays of other libraries, and return the arguments of the collective.
 
-    The adapted arguments include a function that splits or exports the result as the caller passed the input. To be
-    called on a rank that has a result; `adapt_arguments` explains the arguments.
+    They include a function that gives the result the form of the user's input. Call it on ranks that have a result.
+    The arguments are those of `adapt_arguments`.
     """
     listed, listed_out = isinstance(x, list | tuple), isinstance(out, list | tuple)
     _require_lists(operation, listed, listed_out)
@@ -102,7 +108,7 @@ def _adapt_call(
 
 @dataclass(frozen=True, slots=True)
 class JoinedBlocks:
-    """The arrays of a list, one per rank, as one array; `counts` are the rows of its blocks, if these differ."""
+    """A list of arrays, one per rank, copied into one array; `counts` is None if all have the same number of rows."""
 
     array: Any
     shapes: list[tuple[int, ...]]
@@ -112,11 +118,13 @@ class JoinedBlocks:
     def from_list(
         cls, operation: Operation, arrays: Any, size: int, counts: BlockCounts | None, *, uneven: bool, out_listed: bool
     ) -> JoinedBlocks:
-        """Join the arrays of a list.
+        """Copy the arrays of a list into one array; raise BufferError if their shapes do not go together.
 
         Args:
-            counts: the user's numbers of rows, if any.
-            uneven: whether to treat blocks as of different sizes even if they are not.
+            arrays: the list, with one array per rank.
+            size: the number of ranks.
+            counts: the numbers of rows that the user passed, or None.
+            uneven: whether the collective is told the size of each block even if all sizes are equal.
             out_listed: whether the user passes a list for the output.
         """
         native, shapes = _check_list(arrays, size)
@@ -144,6 +152,13 @@ def split_into(
 ) -> AdaptedArguments:
     """Return the arguments of a collective whose result is copied into the arrays of the list `out`.
 
+    Args:
+        out: one array per rank.
+        x: the input, as one array.
+        rank: this rank.
+        size: the number of ranks.
+        counts: the number of rows of each block, if blocks differ in size, else None.
+
     Raises:
         BufferError: the arrays of `out` differ from the result in number, dtype or size.
     """
@@ -168,12 +183,15 @@ def split_into(
 
 
 def _takes_counts(algorithm: Any) -> bool:
-    """Whether an algorithm of all_to_all, given by the user, takes blocks of different sizes."""
+    """Whether `algorithm`, the user's argument of an all_to_all, can send blocks of different sizes."""
     return getattr(algorithm, "name", algorithm) in ("auto", "mpi", "pairwise")
 
 
 def _check_list(arrays: Any, size: int) -> tuple[list[Any], list[tuple[int, ...]]]:
-    """Return the arrays of a list, imported if necessary, and their shapes."""
+    """Return the arrays of a list as NumPy, torch or CuPy arrays, and their shapes.
+
+    Raises BufferError unless there are `size` arrays of one dtype and one library.
+    """
     if len(arrays) != size:
         raise BufferError(f"x is a list of {len(arrays)} arrays; pass one array for each of {size} ranks")
     native = [import_array(each, f"x[{at}]") if is_foreign(each) else each for at, each in enumerate(arrays)]
@@ -190,7 +208,7 @@ def _check_list(arrays: Any, size: int) -> tuple[list[Any], list[tuple[int, ...]
 
 
 def _require_rows(operation: Operation, shapes: list[tuple[int, ...]], rows: Any) -> None:
-    """Raise BufferError unless the arrays of a list have the numbers of rows that the user passed as counts."""
+    """Raise BufferError unless arrays of `shapes` have the numbers of rows in `rows`, and agree in the other dims."""
     for at, (shape, count) in enumerate(zip(shapes, rows, strict=False)):
         if shape[:1] != (count,) or shape[1:] != shapes[0][1:]:
             raise BufferError(
@@ -200,7 +218,7 @@ def _require_rows(operation: Operation, shapes: list[tuple[int, ...]], rows: Any
 
 
 def _require_sizes(operation: Operation, buffers: Any, expected: list[int], dtype: DType) -> None:
-    """Raise BufferError unless the buffers of an output have the expected numbers of elements of a dtype."""
+    """Raise BufferError unless the arrays of a list `out` have `expected` numbers of elements, of the dtype `dtype`."""
     for at, (buffer, count) in enumerate(zip(buffers, expected, strict=True)):
         if buffer.count != count or buffer.dtype is not dtype:
             remedy = ", or counts on all ranks" if operation is Operation.GATHER else ""
@@ -211,14 +229,14 @@ def _require_sizes(operation: Operation, buffers: Any, expected: list[int], dtyp
 
 
 def _stack(arrays: list[Any]) -> Any:
-    """Return arrays of one shape as one array whose first dim is the rank."""
+    """Copy a list of arrays of one shape into one array, along a new first dim."""
     if is_torch_tensor(arrays[0]):
         return sys.modules["torch"].stack([each.detach() for each in arrays])
     return (np if isinstance(arrays[0], np.ndarray) else sys.modules["cupy"]).stack(arrays)
 
 
 def _concatenate(arrays: list[Any], *, flat: bool) -> Any:
-    """Return arrays as one, joined along the first dim, or of one dim if `flat`."""
+    """Copy a list of arrays into one array, along their first dim or, if `flat`, as a one-dimensional array."""
     torch = is_torch_tensor(arrays[0])
     parts = [each.detach() if torch else each for each in arrays]
     parts = [each.reshape(-1) for each in parts] if flat else parts
@@ -228,7 +246,10 @@ def _concatenate(arrays: list[Any], *, flat: bool) -> Any:
 
 
 def _copy_blocks(flat: Any, ends: Any, out: Any) -> Any:
-    """Copy the blocks of a flat array, which end before the elements `ends`, into the arrays of `out`; return `out`."""
+    """Copy consecutive blocks of the array `flat` into the arrays of the list `out`, and return `out`.
+
+    `ends` are the indices of the elements after each block but the last.
+    """
     for begin, end, each in zip([0, *ends], [*ends, len(flat)], out, strict=True):
         target = each.detach() if is_torch_tensor(each) else import_array(each, "out") if is_foreign(each) else each
         target[...] = flat[int(begin) : int(end)].reshape(target.shape)
@@ -236,7 +257,10 @@ def _copy_blocks(flat: Any, ends: Any, out: Any) -> Any:
 
 
 def _export_blocks(result: Any, ends: Any, foreign: Any) -> list[Any]:
-    """Return the blocks of a result as a list; the blocks are its rows, or end before the rows `ends`."""
+    """Return the blocks of an array as a list, in the library of the array `foreign` (None: unchanged).
+
+    A block is one row, or ends before a row in `ends`.
+    """
     if ends is None:
         return [_export(block, foreign) for block in result]
     cuts = zip([0, *ends], [*ends, len(result)], strict=True)
@@ -244,7 +268,7 @@ def _export_blocks(result: Any, ends: Any, foreign: Any) -> list[Any]:
 
 
 def _require_lists(operation: Operation, listed: bool, listed_out: bool) -> None:
-    """Raise BufferError if an operation does not take a list as `x` or as `out`."""
+    """Raise BufferError if the operation takes no list as `x` (`listed`), or as `out` (`listed_out`), but got one."""
     for role, given, allowed in (("x", listed, INPUT_LISTS), ("out", listed_out, OUTPUT_LISTS)):
         if given and operation not in allowed:
             names = ", ".join(each.value for each in allowed)
@@ -252,12 +276,15 @@ def _require_lists(operation: Operation, listed: bool, listed_out: bool) -> None
 
 
 def _finish_array(result: Any, shape: tuple[int, ...] | None, foreign: Any) -> Any:
-    """Return a result in the given shape and library; None on a rank without a result."""
+    """Return a collective's result in `shape` and in the library of the array `foreign`; None leaves either as it is.
+
+    On a rank without a result, `result` is None and is returned.
+    """
     if result is None:
         return None
     return _export(result if shape is None else result.reshape(shape), foreign)
 
 
 def _export(result: Any, foreign: Any) -> Any:
-    """Return a result as an array of the library of `foreign`, or `result` itself if `foreign` is None."""
+    """Return `result` as an array of the library of the array `foreign`, or unchanged if `foreign` is None."""
     return result if foreign is None else export_array(result, foreign)

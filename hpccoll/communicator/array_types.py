@@ -38,7 +38,7 @@ class TorchReduceOp(Protocol):
 
     @property
     def value(self) -> int:
-        """The number of this member of the enumeration."""
+        """The number of the reduction in torch's enumeration."""
 
 
 class TorchDtype(Protocol):

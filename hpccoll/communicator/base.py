@@ -45,7 +45,7 @@ _GATHER: Final = Operation.GATHER
 
 
 class CommunicatorBase:
-    """The base of `Communicator`: the constructor, `close`, and the code that all collectives share."""
+    """The base class of `Communicator`: the constructor, `close`, and the code that all collectives share."""
 
     def __init_subclass__(cls) -> None:
         """Let Python's own error messages name methods as users know them: `Communicator.all_reduce`."""
@@ -93,7 +93,10 @@ class CommunicatorBase:
         self._watch()
 
     def _watch(self) -> None:
-        """Watch the other ranks until `_stop_watch` is called; their deaths raise RankLostError if the user says so."""
+        """Start to watch for the death of other ranks, until `_stop_watch` is called.
+
+        A death ends the job or, with `on_failure="raise"`, makes calls of this communicator raise RankLostError.
+        """
         survives, state, processes = self._on_failure == "raise", self._state, self._engine.processes
         self._control = self._comm.Dup() if survives else None  # is never revoked
         self._losses: LossWatch | None = None
@@ -183,9 +186,10 @@ class CommunicatorBase:
         counts: Any = None,
         out_counts: Any = None,
     ) -> Any:
-        """Run a collective and return its result, or a Work; a call of a kind that ran before is one native call.
+        """Run a collective and return its result, or with `async_op` start it and return a Work. Collective.
 
-        `counts` and `out_counts` are the sizes of blocks, as in `all_to_all`; both are None for equal blocks.
+        The arguments are those of the collective's public method; `counts` and `out_counts`, the sizes of blocks, are
+        None for equal blocks. A call of a kind that ran before is one call of native code.
         """
         if op is not SUM and type(op) is not str:
             op = normalize_reduction(op)
@@ -199,19 +203,19 @@ class CommunicatorBase:
         return self._run(operation, x, out, op, root, algorithm, rows) if result is NotImplemented else result
 
     def _make_request(self, operation: Operation, x: Any, out: Any, *others: Any) -> Request:
-        """Return a call's arguments as the call cache takes them."""
+        """Return the arguments of a collective call as the key by which the cache of earlier calls finds it."""
         has_input = operation is not _SCATTER or self.rank == others[1]
         result = None if operation is _GATHER and self.rank != others[1] else out
-        # A rank without input has its output in the place of the input.
+        # On a rank without input, the cache takes the output in place of the input.
         arrays = (x, result) if has_input else (result, None)
         return self._cache.intern((operation, *arrays, *others))
 
     def _run(
         self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, rows: Any = None
     ) -> Any:
-        """Run a collective that the call table does not know as it is; `op` is a reduction or its name.
+        """Check and run a blocking collective, and cache its kind, so that the next such call skips the checks.
 
-        `rows` is the pair of `counts` and `out_counts`, or None for equal blocks.
+        `op` is a reduction or its name; `rows` is the pair of `counts` and `out_counts`, or None for equal blocks.
         """
         request = self._make_request(operation, x, out, op, root, algorithm, rows)
         found = self._run_in_table(*request)
@@ -230,7 +234,10 @@ class CommunicatorBase:
         return call.value
 
     def _start(self, *arguments: Any) -> Work[Any]:
-        """Start an asynchronous collective as `_start_work` does; an interruption makes the communicator unusable."""
+        """Start an asynchronous collective by `_start_work`, and return its Work.
+
+        If an exception, such as KeyboardInterrupt, stops the start halfway, the communicator becomes unusable.
+        """
         before = self._state.count
         try:
             return self._start_work(*arguments)
@@ -242,7 +249,7 @@ class CommunicatorBase:
             raise
 
     def _start_work(self, *arguments: Any) -> Work[Any]:
-        """Start an asynchronous collective, without checks if a call of its kind has started before.
+        """Start an asynchronous collective and return its Work; skip the checks if such a call has started before.
 
         `arguments` are those of `_run`.
         """
@@ -277,13 +284,16 @@ class CommunicatorBase:
             raise UsageError("this communicator was closed; use one that is open, or close it later")
 
     def _require_rank(self, role: str, rank: Any) -> int:
-        """Return a rank as an integer; raise UsageError unless it is one. `role` names the argument."""
+        """Return `rank` as an integer; raise UsageError, which names the argument `role`, unless it is a rank."""
         if not hasattr(rank, "__index__") or not 0 <= rank < self.size:
             raise UsageError(f"{role} {rank} is not a rank of 0..{self.size - 1}")
         return index(rank)
 
     def _check(self, form: str, operation: Operation, *arguments: Any) -> CollectiveCall:
-        """Return the checked call; with HPCCOLL_DEBUG=1, all ranks also compare its arguments and kind (`form`)."""
+        """Return the call of a collective after checking its arguments on this rank.
+
+        With HPCCOLL_DEBUG=1, it is collective: all ranks compare their arguments and `form` (blocking, async, prepare).
+        """
         self._require_open()
         self._engine.progress.release_garbage()
         if self._argument_check is None:
@@ -303,7 +313,10 @@ class CommunicatorBase:
         return call
 
     def _check_here(self, form: str, operation: Operation, x: Any, out: Any, op: Any, *others: Any) -> CollectiveCall:
-        """Return the checked call, with adapted arguments if the runtime does not accept the user's arrays."""
+        """Return the call of a collective after checking its arguments, without communication.
+
+        Lists and arrays of other libraries are replaced by arrays that the runtime accepts.
+        """
         root, algorithm, *rest = others
         counts = rest[0] if rest else None
         adapted = adapt_arguments(operation, x, out, self.rank, self.size, root, algorithm, counts)
@@ -321,9 +334,10 @@ class CommunicatorBase:
     def _reduce_scalar(
         self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, async_op: bool
     ) -> Any:
-        """Reduce one number per rank; return a number of Python or NumPy, as `x` is.
+        """Reduce one number `x` per rank by an all_reduce or a reduce; return a number of Python or NumPy, as `x` is.
 
         The ranks first agree on the element type that represents all their numbers. Cost: one more all-gather.
+        Raises UsageError with `async_op` or `out`. Collective.
         """
         if async_op or out is not None:
             raise UsageError(f"{operation.value}: a number is reduced by a blocking call without out; pass an array")
@@ -336,7 +350,7 @@ class CommunicatorBase:
 
 
 def _check_on_failure(on_failure: OnFailure) -> None:
-    """Raise UsageError for another value than the type allows, UnavailableError if this MPI cannot do it."""
+    """Raise UsageError unless it is "end" or "raise"; UnavailableError if it is "raise" and this MPI cannot go on."""
     if on_failure not in ("end", "raise"):
         raise UsageError(f'on_failure={on_failure!r} is neither "end" nor "raise"; pass one of them')
     if on_failure == "raise":
@@ -345,7 +359,7 @@ def _check_on_failure(on_failure: OnFailure) -> None:
 
 
 def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Return `comm` as an object of mpi4py's own class; raise UsageError if it is an intercommunicator."""
+    """Return `comm` as an mpi4py Intracomm, not of a subclass; raise UsageError if it is an intercommunicator."""
     if comm.Is_inter():
         raise UsageError(
             "this MPI communicator is an intercommunicator, which joins two groups of ranks; hpccoll needs one group: "
@@ -356,16 +370,16 @@ def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:
 
 
 def _takes_device_memory() -> bool:
-    """Whether MPI accepts device memory; the first call on a host with a GPU starts probe processes."""
+    """Whether MPI accepts GPU memory; the first call on a host with a GPU starts processes that try it."""
     from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 
     return is_mpi_cuda_aware()
 
 
 def _release(engine: Engine, process: int) -> None:
-    """Free an engine (a communicator's runtime), unless MPI is finalized or `process` is not this process (a fork).
+    """Free the memory and requests of a communicator, unless MPI is finalized or this process is a fork of `process`.
 
-    The engine of an unusable communicator is kept, because MPI may still write to its memory.
+    Those of an unusable communicator are kept, because MPI may still write to the memory.
     """
     if engine.state.interruption is not None:
         _UNFREED.append(engine)

@@ -181,9 +181,17 @@ class CartesianCommunicator(Communicator):
         return result
 
     def _exchange_blocks(self, name: str, blocks: Any, x: Any, shape: tuple[int, ...], out: Any) -> Any:
-        """Send block i of `blocks` to neighbor i, receive the neighbors' blocks in an array of `shape`, and return it.
+        """Send block i of `blocks` to neighbor i, and return the array of the neighbors' blocks. Collective.
 
-        A block sent down along a dim arrives at the receiver's upper neighbor's place, and the other way round.
+        A block that is sent to the lower neighbor along a dim arrives there as the block of the upper neighbor, and the
+        other way round.
+
+        Args:
+            name: the collective, for error messages.
+            blocks: one array per neighbor.
+            x: the user's array, which a new array resembles.
+            shape: the shape of the result.
+            out: the array for the result; None makes a new one.
         """
         self._require_open()
         if out is None:

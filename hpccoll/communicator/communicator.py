@@ -146,7 +146,7 @@ class Communicator(
         members = _as_ranks(ranks, self.size)
         if self.rank not in members:
             return None
-        joined = self._join(members)
+        joined = self._create_mpi_group(members)
         return self._make(partial(Communicator, joined, adopt=True, **self._list_options()), joined, "new_group")
 
     def cart(
@@ -175,7 +175,7 @@ class Communicator(
         wraps, members = parse_periods(periods, len(sizes)), range(math.prod(sizes))
         if self.rank not in members:
             return None
-        joined = self._join(members)
+        joined = self._create_mpi_group(members)
         make = partial(CartesianCommunicator, joined, sizes, wraps, **self._list_options())
         return self._make(make, joined, "cart")
 
@@ -196,7 +196,7 @@ class Communicator(
         options = self._list_options() | {"mixed_forms": self._mixed_forms, "compare_arguments": compares}
         return self._shrink(partial(Communicator, adopt=True, **options))
 
-    def _join(self, members: Sequence[int]) -> MPI.Intracomm:
+    def _create_mpi_group(self, members: Sequence[int]) -> MPI.Intracomm:
         """Return a new MPI communicator of the ranks `members`, this rank among them; collective over the members."""
         with self._state.wait("new_group", peers=tuple(rank for rank in members if rank != self.rank)):
             wait_for_members(self._comm, members, self._engine.progress)
@@ -212,7 +212,7 @@ class Communicator(
 
 
 def _as_color_and_key(color: Any, key: Any) -> tuple[int | None, int]:
-    """Return color and key as integers; raise UsageError if one is neither an integer nor, for the color, None."""
+    """Return the arguments of `split` as integers, `color` also as None; raise UsageError if one is no integer."""
     try:
         return None if color is None else index(color), index(key)
     except TypeError:

@@ -11,7 +11,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.work import Work
 
-# A look-up in an Enum takes 50 ns longer than that of a global name.
+# Looking up a member of an Enum takes 50 ns longer than looking up a global name.
 _ALL_GATHER: Final = Operation.ALL_GATHER
 _ALL_TO_ALL: Final = Operation.ALL_TO_ALL
 _BARRIER: Final = Operation.BARRIER
@@ -20,7 +20,7 @@ _SCATTER: Final = Operation.SCATTER
 
 
 class DataMovementMethods(CommunicatorBase):
-    """The collectives of a communicator that move arrays without reducing them, and the barrier."""
+    """The methods of a communicator for collectives that move arrays without reducing them, and for the barrier."""
 
     @overload
     def broadcast(
@@ -35,7 +35,7 @@ class DataMovementMethods(CommunicatorBase):
         self, x: ArrayT, root: Rank = ..., *, algorithm: AlgorithmLike = ..., async_op: bool
     ) -> ArrayT | Work[ArrayT]: ...
     def broadcast(self, x: Any, root: Rank = 0, *, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
-        """Copy the root's `x` into every rank's `x`, and return `x`.
+        """Copy the root's `x` into every rank's `x`, and return `x`. Collective.
 
         Args:
             x: array of any shape; shape and dtype must be the same on all ranks.
@@ -114,7 +114,7 @@ class DataMovementMethods(CommunicatorBase):
         algorithm: AlgorithmLike = "auto",
         async_op: bool = False,
     ) -> Any:
-        """Collect the `x` of all n ranks on all ranks, in rank order.
+        """Collect the `x` of all n ranks on all ranks, in rank order. Collective.
 
         Args:
             x: array of any shape. The dtype must be the same on all ranks, and so must the shape unless `counts` or a
@@ -202,7 +202,7 @@ class DataMovementMethods(CommunicatorBase):
         algorithm: AlgorithmLike = "auto",
         async_op: bool = False,
     ) -> Any:
-        """Collect every rank's `x` at the root, in rank order.
+        """Collect every rank's `x` at the root, in rank order. Collective.
 
         Args:
             x: array of any shape; shape and dtype must be the same on all ranks.
@@ -269,7 +269,7 @@ class DataMovementMethods(CommunicatorBase):
         algorithm: AlgorithmLike = "auto",
         async_op: bool = False,
     ) -> Any:
-        """Send block r of the root's `x` to each rank r, and return the block of this rank.
+        """Send block r of the root's `x` to each rank r, and return the block of this rank. Collective.
 
         Args:
             x: at the root, an array whose first dim is divided into n blocks of equal size, or by `counts`; or a list
@@ -360,7 +360,7 @@ class DataMovementMethods(CommunicatorBase):
         algorithm: AlgorithmLike = "auto",
         async_op: bool = False,
     ) -> Any:
-        """Send block j of `x` to each rank j, and return the blocks of all ranks for this rank, in rank order.
+        """Send block j of `x` to rank j, and return the blocks of all ranks for this rank, in rank order. Collective.
 
         Args:
             x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`; or a list of
@@ -392,7 +392,7 @@ class DataMovementMethods(CommunicatorBase):
     @overload
     def barrier(self, *, algorithm: AlgorithmLike = ..., async_op: bool) -> Work[None] | None: ...
     def barrier(self, *, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
-        """Block until every rank has called `barrier`; with `async_op`, return a `Work` instead.
+        """Block until every rank has called `barrier`; with `async_op`, return a `Work` at once. Collective.
 
         Args:
             algorithm: see `broadcast`.

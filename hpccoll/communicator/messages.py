@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MessageMethods(CommunicatorBase):
-    """The messages of a communicator between two ranks."""
+    """The methods of a communicator that send and receive arrays between two ranks."""
 
     def send(self, x: Array, dest: Rank | None, tag: int = 0) -> None:
         """Send `x` to rank `dest`; block until `x` may be reused.
@@ -169,7 +169,10 @@ class MessageMethods(CommunicatorBase):
         return cast("ArrayT", received if out is not None or not is_foreign(x) else export_array(received, x))
 
     def _send_while_receiving(self, x: Any, dest: Any, sendtag: int, out: Any, source: Any, recvtag: int) -> None:
-        """Carry out a `sendrecv` that native code leaves to Python."""
+        """Send `x` to `dest` while receiving from `source` into `out`, and return `out`; for arrays of any library.
+
+        `sendrecv` calls it where its native code does not apply. The ranks may be None or PROC_NULL.
+        """
         if dest is not None and dest != PROC_NULL:
             self._messages.require_peer("dest", dest, sendtag)  # before the receive begins
         incoming = self.irecv(out, source, recvtag)
@@ -178,7 +181,7 @@ class MessageMethods(CommunicatorBase):
 
 
 def _make_output(x: Any, source: Rank | None) -> Any:
-    """Return a new array like `x` for a message from `source`, with zeros if no message will arrive."""
+    """Return a new array like `x` for a message from rank `source`; with zeros if `source` is PROC_NULL."""
     new = empty_like(x, tuple(x.shape))
     if source is not None and source == PROC_NULL:
         new[...] = 0

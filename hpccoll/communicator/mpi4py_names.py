@@ -1,11 +1,11 @@
-"""Names of mpi4py's methods, which `Communicator` answers with the names of its own."""
+"""Error messages for names of mpi4py's methods: they state the method of `Communicator` that does the same."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-# The call that does the same, by the name of mpi4py's method in lower case without the letter `i` of its non-blocking
-# form and without `_init`.
+# The calls of hpccoll that do the same as mpi4py's methods; the keys are the methods' names in lower case, without the
+# `i` of non-blocking methods and without `_init`.
 _REPLACEMENTS: Final = {
     "allreduce": "all_reduce(x, op='sum')",
     "reduce": "reduce(x, root=0)",
@@ -37,7 +37,7 @@ _REPLACEMENTS: Final = {
     "neighbor_alltoall": "cart(dims).neighbor_all_to_all(x)",
     "free": "close()",
 }
-# mpi4py's lower-case methods take Python objects.
+# These methods of mpi4py have a lower-case first letter, so that they take Python objects.
 _OBJECT_REPLACEMENTS: Final = {
     "allreduce": "all_reduce(number)",
     "bcast": "broadcast_object(obj)",
@@ -46,7 +46,7 @@ _OBJECT_REPLACEMENTS: Final = {
 
 
 class Mpi4pyNames:
-    """Explains the names of mpi4py's methods in the AttributeError that an object of a subclass raises for them."""
+    """A base class: the AttributeError of its objects for a name of mpi4py's methods states hpccoll's own method."""
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
@@ -59,7 +59,7 @@ class Mpi4pyNames:
 
 
 def find_replacement(name: str) -> str | None:
-    """Return the call of hpccoll that does the same as mpi4py's method `name`; None for other names."""
+    """Return the call of hpccoll, such as `all_reduce(x)`, that does the same as mpi4py's method `name`, else None."""
     if name in _OBJECT_REPLACEMENTS:
         return _OBJECT_REPLACEMENTS[name]
     method, is_prepared = name.removesuffix("_init").lower(), name.endswith("_init")

@@ -21,7 +21,7 @@ ObjectT = TypeVar("ObjectT")
 
 
 class ObjectMethods(MessageMethods):
-    """The collectives and messages of a communicator that take any Python object that can be pickled."""
+    """The methods of a communicator for collectives and messages of any Python object that can be pickled."""
 
     def broadcast_object(self, obj: ObjectT, root: Rank = 0) -> ObjectT:
         """Return the root's `obj` on all ranks; `obj` of other ranks is ignored. Collective.
@@ -33,7 +33,7 @@ class ObjectMethods(MessageMethods):
             >>> comm.broadcast_object({"step": comm.rank}, root=0)
             {'step': 0}
         """
-        result: ObjectT = self._objects.broadcast(obj, self._begin("broadcast_object", root))
+        result: ObjectT = self._objects.broadcast(obj, self._check_call("broadcast_object", root))
         return result
 
     def all_gather_object(self, obj: ObjectT) -> list[ObjectT]:
@@ -46,7 +46,7 @@ class ObjectMethods(MessageMethods):
             >>> comm.all_gather_object(comm.rank) == list(range(comm.size))
             True
         """
-        self._begin("all_gather_object")
+        self._check_call("all_gather_object")
         return self._objects.all_gather(obj)
 
     def gather_object(self, obj: ObjectT, root: Rank = 0) -> list[ObjectT] | None:
@@ -60,7 +60,7 @@ class ObjectMethods(MessageMethods):
             >>> comm.rank != 0 or names[0] == "rank 0"
             True
         """
-        return self._objects.gather(obj, self._begin("gather_object", root))
+        return self._objects.gather(obj, self._check_call("gather_object", root))
 
     def scatter_object(self, objs: Sequence[ObjectT] | None, root: Rank = 0) -> ObjectT:
         """Return element r of the root's sequence `objs` on each rank r; other ranks pass None. Collective.
@@ -73,7 +73,7 @@ class ObjectMethods(MessageMethods):
             >>> comm.scatter_object(jobs, root=0) == f"job {comm.rank}"
             True
         """
-        result: ObjectT = self._objects.scatter(objs, self._begin("scatter_object", root))
+        result: ObjectT = self._objects.scatter(objs, self._check_call("scatter_object", root))
         return result
 
     def send_object(self, obj: Any, dest: Rank | None, tag: int = 0) -> None:
@@ -121,8 +121,11 @@ class ObjectMethods(MessageMethods):
         self.recv(payload, work.source, tag, status=status)
         return unpickle_object(payload.tobytes())
 
-    def _begin(self, name: str, root: Rank = 0) -> int:
-        """Return `root`, after checking that it is a rank; with HPCCOLL_DEBUG=1, compare the ranks' calls."""
+    def _check_call(self, name: str, root: Rank = 0) -> int:
+        """Raise UsageError if the communicator is closed or `root` is no rank; return `root` as an integer.
+
+        With HPCCOLL_DEBUG=1, it is collective: all ranks compare their roots and `name`, the method that was called.
+        """
         self._require_open()
         if self._argument_check is None:
             return self._require_rank("root", root)

@@ -11,7 +11,7 @@ from hpccoll.runtime.executable import Executable
 
 
 class PreparedMethods(CommunicatorBase):
-    """The prepared collectives of a communicator."""
+    """The methods of a communicator that bind a collective to arrays, to run it many times."""
 
     def all_reduce_init(
         self, x: Array, op: ReduceOp = SUM, *, out: Array | None = None, algorithm: AlgorithmLike = "auto"
@@ -40,10 +40,10 @@ class PreparedMethods(CommunicatorBase):
         counts: RowCounts | None = None,
         out_counts: RowCounts | None = None,
     ) -> Executable:
-        """Prepare a collective on `x` and `out` without running it; return an executable that can run many times.
+        """Prepare a collective on `x` and `out` without running it; return an object whose calls run it. Collective.
 
-        `counts` and `out_counts` give the sizes of blocks, as in the blocking method of this operation.
-        The executable is freed by its method `free` or by closing the communicator. Collective.
+        The arguments are those of the blocking method of this operation; `out` None means `x` itself, or a new array.
+        The returned executable is freed by its method `free` or by closing the communicator.
 
         Raises:
             BufferError: `x` is not contiguous; every run of the executable reads `x` itself.

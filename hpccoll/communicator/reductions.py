@@ -11,13 +11,13 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.work import Work
 
-# A look-up in an Enum takes 50 ns longer than that of a global name.
+# Looking up a member of an Enum takes 50 ns longer than looking up a global name.
 _ALL_REDUCE: Final = Operation.ALL_REDUCE
 _REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
 
 
 class ReductionMethods(CommunicatorBase):
-    """The collectives of a communicator that reduce arrays."""
+    """The methods of a communicator for collectives that reduce the arrays of all ranks."""
 
     @overload
     def all_reduce(
@@ -46,7 +46,7 @@ class ReductionMethods(CommunicatorBase):
     def all_reduce(
         self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
     ) -> Any:
-        """Reduce every rank's `x` by `op` and return the result on all ranks; in place unless `out` is given.
+        """Reduce every rank's `x` by `op` and return the result on all ranks; in place unless with `out`. Collective.
 
         Args:
             x: array of one shape and dtype on all ranks, or a number of Python or NumPy.
@@ -114,7 +114,7 @@ class ReductionMethods(CommunicatorBase):
         algorithm: AlgorithmLike = "auto",
         async_op: bool = False,
     ) -> Any:
-        """Reduce every rank's `x` by `op` into the root's `out`, or its `x` without `out`; others keep theirs.
+        """Reduce every rank's `x` by `op` into the root's `out`, or its `x` without `out`. Collective.
 
         Args:
             x: array of one shape and dtype on all ranks, or a number of Python or NumPy.
@@ -125,7 +125,7 @@ class ReductionMethods(CommunicatorBase):
             async_op: whether to return a `Work` at once.
 
         Returns:
-            `x` or `out`, or a `Work` whose `wait` returns it.
+            The root's result; on other ranks, `x` or `out` unchanged. Or a `Work` whose `wait` returns it.
 
         Raises:
             BufferError, ReductionError, UnknownNameError, UsageError: an argument is invalid.
@@ -180,7 +180,7 @@ class ReductionMethods(CommunicatorBase):
         algorithm: AlgorithmLike = "auto",
         async_op: bool = False,
     ) -> Any:
-        """Reduce the arrays `x` of all n ranks by `op`, and return block r of the result on rank r.
+        """Reduce the arrays `x` of all n ranks by `op`, and return block r of the result on rank r. Collective.
 
         Args:
             x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`; or a list of

@@ -15,7 +15,10 @@ _NAMES: Final = list(DTYPES)
 
 
 def encode_dtype(x: Any) -> NDArray[np.int64]:
-    """Return the number of the element type of a number of Python or NumPy; -1 if no element type represents it."""
+    """Return an array of one element: an integer that stands for the element type of `x`, a number of Python or NumPy.
+
+    It is -1 if no element type represents `x`. `find_common_dtype` decodes it.
+    """
     try:
         return np.array([_NAMES.index(dtype_from_numpy(np.asarray(x).dtype).name)])
     except UsageError:
@@ -23,7 +26,10 @@ def encode_dtype(x: Any) -> NDArray[np.int64]:
 
 
 def find_common_dtype(numbers: NDArray[np.int64]) -> np.dtype[Any]:
-    """Return the NumPy dtype that represents the element types of all ranks, given by `encode_dtype`.
+    """Return the NumPy dtype that represents the numbers of all ranks.
+
+    Args:
+        numbers: the results of `encode_dtype` on all ranks, in rank order.
 
     Raises:
         UsageError: no element type represents a rank's number, or there is no common one.

@@ -15,7 +15,7 @@ _EXSCAN: Final = Operation.EXSCAN
 
 
 class ScanMethods(CommunicatorBase):
-    """The inclusive and the exclusive scan of a communicator."""
+    """The methods of a communicator that reduce over the ranks up to this one (`scan`), or before it (`exscan`)."""
 
     @overload
     def scan(
@@ -44,7 +44,7 @@ class ScanMethods(CommunicatorBase):
     def scan(
         self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
     ) -> Any:
-        """Reduce the `x` of ranks 0 to r by `op`, and return the result on each rank r; in place unless `out` is given.
+        """Reduce the `x` of ranks 0 to r by `op`, and return the result on each rank r. Collective.
 
         Args:
             x: array of any shape; shape and dtype must be the same on all ranks.
@@ -92,7 +92,7 @@ class ScanMethods(CommunicatorBase):
     def exscan(
         self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
     ) -> Any:
-        """Reduce the `x` of ranks 0 to r - 1 by `op`, and return the result on each rank r; in place unless with `out`.
+        """Reduce the `x` of ranks 0 to r - 1 by `op`, and return the result on each rank r. Collective.
 
         Rank 0 has no lower ranks: on rank 0, `x` or `out` is returned unchanged.
 

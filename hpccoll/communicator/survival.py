@@ -21,7 +21,7 @@ MadeT = TypeVar("MadeT", bound="SurvivalMethods")
 
 
 class SurvivalMethods(CommunicatorBase):
-    """What a communicator with `on_failure="raise"` offers after the death of a rank."""
+    """The methods by which living ranks go on after the death of a rank, with `on_failure="raise"`."""
 
     def agree(self, flag: object = True) -> bool:
         """Return whether `flag` is true on all living ranks; collective over them, also after the death of a rank.
@@ -62,7 +62,10 @@ class SurvivalMethods(CommunicatorBase):
             self._engine.progress.release_garbage()
 
     def _shrink(self, make: Callable[[MPI.Intracomm], MadeT]) -> MadeT:
-        """Return the communicator that `make` makes of the living ranks, and close this one; see `shrink`."""
+        """Return a new communicator of the living ranks, and close this one; collective over them.
+
+        `make` makes a communicator of hpccoll from an MPI communicator.
+        """
         self._require_survival("shrink")
         with self._wait_for_survivors("shrink"):
             made = self._make_smaller(make)
@@ -71,7 +74,10 @@ class SurvivalMethods(CommunicatorBase):
         return made
 
     def _make_smaller(self, make: Callable[[MPI.Intracomm], MadeT]) -> MadeT:
-        """Return the communicator that `make` makes of the living ranks; collective over them."""
+        """Return a new communicator of the living ranks, and try again if a rank dies meanwhile; collective over them.
+
+        `make` makes a communicator of hpccoll from an MPI communicator.
+        """
         while True:
             base = run_shrink(self._comm)
             made = self._try_to_make(partial(make, base), base)
@@ -99,7 +105,10 @@ class SurvivalMethods(CommunicatorBase):
 
     @contextmanager
     def _wait_for_survivors(self, name: str) -> Iterator[None]:
-        """Wait for all living ranks in the `with` block; raise CommunicationError if one has left the loop."""
+        """Let the `with` block wait for all living ranks; raise CommunicationError if one has left `survivors`.
+
+        `name` is the method that waits, for reports. A wait longer than HPCCOLL_TIMEOUT ends the job.
+        """
         left = self._state.left_by_other
         if left is not None:
             raise left.make_error(self.rank)
@@ -107,11 +116,14 @@ class SurvivalMethods(CommunicatorBase):
             yield
 
     def _list_options(self) -> dict[str, Any]:
-        """Return the options that groups have in common with this communicator."""
+        """Return the constructor arguments that groups of this communicator's ranks get as well."""
         return {"abort_on_error": self._abort_on_error, "on_failure": self._on_failure}
 
     def _make(self, make: Callable[[], MadeT], joined: MPI.Intracomm, name: str) -> MadeT:
-        """Return the communicator that `make` makes of `joined`; raise RankLostError if a rank dies meanwhile."""
+        """Return `make()`, a communicator of the ranks of `joined`; raise RankLostError if a rank dies meanwhile.
+
+        Collective over these ranks. `name` is the method that makes the communicator, for error messages.
+        """
         if self._control is None:
             return make()
         made = self._try_to_make(make, joined)
@@ -121,7 +133,7 @@ class SurvivalMethods(CommunicatorBase):
         return made
 
     def _try_to_make(self, make: Callable[[], MadeT], base: MPI.Intracomm) -> MadeT | None:
-        """Return the communicator that `make` makes of `base`; None if a rank died meanwhile."""
+        """Return `make()`, a communicator of the ranks of `base`; None if it fails, such as by the death of a rank."""
         with get_endings().guard(base):
             try:
                 return make()
@@ -131,7 +143,7 @@ class SurvivalMethods(CommunicatorBase):
                 return None
 
     def _require_survival(self, name: str) -> None:
-        """Raise UsageError unless calls of this communicator raise RankLostError."""
+        """Raise UsageError, which names the method `name`, unless the constructor got `on_failure="raise"`."""
         self._require_open()
         if self._control is None:
             raise UsageError(f'{name} needs a communicator that was made by Communicator(on_failure="raise")')

@@ -47,7 +47,10 @@ def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
 
 
 def _yield_block(comm: Communicator, pool: Communicator) -> Generator[Communicator, None, bool]:
-    """Yield the communicator of a block; return whether the block has ended without RankLostError."""
+    """Yield `comm` to the user's loop body once; return whether the body has ended without RankLostError.
+
+    `pool` is the communicator of all living ranks, with spares. If the body leaves the loop, other ranks are told.
+    """
     comm.is_block = True
     try:
         yield comm
@@ -59,7 +62,12 @@ def _yield_block(comm: Communicator, pool: Communicator) -> Generator[Communicat
 
 
 def _make_block(pool: Communicator, places: list[int]) -> tuple[Communicator | None, bool]:
-    """Return the communicator of the ranks that work, None on the others; and whether no rank died meanwhile."""
+    """Return the communicator for the loop body, None on a spare rank, and False if a rank died meanwhile, else True.
+
+    Args:
+        pool: the communicator of all living ranks.
+        places: the ranks of `pool` that run the body; the others are spare.
+    """
     try:
         return pool.new_group(places), True
     except RankLostError:
@@ -67,7 +75,10 @@ def _make_block(pool: Communicator, places: list[int]) -> tuple[Communicator | N
 
 
 def _replace_dead(pool: Communicator, places: list[int]) -> tuple[Communicator, list[int]]:
-    """Shrink the communicator of all ranks; return it, and its ranks in the order of the places that they take."""
+    """Shrink `pool`, the communicator of all ranks, to the living ranks, and let spares replace dead ranks. Collective.
+
+    `places` are the ranks of `pool` that ran the loop body. Returns the new communicator and its ranks that run it.
+    """
     before = pool.mpi.Get_group()
     smaller = pool.shrink()
     now = smaller.mpi.Get_group()

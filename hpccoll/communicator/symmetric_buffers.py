@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SymmetricBufferMethods(CommunicatorBase):
-    """The symmetric buffers of a communicator."""
+    """The methods of a communicator that allocate memory that all ranks of a node can address (symmetric buffers)."""
 
     def empty(self, shape: Shape, dtype: DtypeLike = "float32") -> NDArray[Any]:
         """Return an uninitialised NumPy array in memory that all ranks of the node can address; collective.
@@ -92,7 +92,7 @@ class SymmetricBufferMethods(CommunicatorBase):
         self._engine.node.symmetric.free(x)
 
     def stages(self, module: ArrayModule) -> bool:
-        """Whether messages from an array module's memory pass through pinned host memory.
+        """Whether messages from memory of `module` (NumPy, CuPy, torch CUDA) are copied through pinned host memory.
 
         For device memory, the first call starts probe processes and waits for them.
 

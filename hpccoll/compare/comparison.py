@@ -1,12 +1,14 @@
 """Compares the runs of two sides, A (the baseline) and B: which differences in time are not due to noise.
 
-Rows are matched by what they measure. A row's ratio is the median time of B over that of A, after common drift has been
-removed (drift.py). Its interval includes the noise between runs (noise.py). All rows of one operation are also tested
-together, by the median of their ratios, because a slower operation shows in many rows at once.
+A row is the measurements of one case (operation, size, dtype, engine, algorithm) in all runs. A row's ratio is the
+median time of B over that of A, after the removal of drift, the change of the machine's speed (drift.py). The ratio's
+interval includes the noise between runs (noise.py). All rows of one operation are also tested together, by the median
+of their ratios, because a slower operation shows in many rows at once.
 
 A verdict other than `no evidence` needs a p-value, corrected for the number of tests, of at most `SIGNIFICANCE` for
-all tests of a comparison together. The p-value of a row is the larger one of two: that of a t test against the noise
-between runs, and that of Mann-Whitney U over the samples. The p-value of an operation is that of a t test.
+all tests of a comparison together. The p-value of a row is the larger one of two p-values: that of a t test against the
+noise between runs, and that of the Mann-Whitney U test over the samples. The p-value of an operation is that of a t
+test.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ from hpccoll.plan import Floats
 from hpccoll.records import CaseKey, ComparedOperationRecord, ComparedRowRecord, ComparedTimesRecord, Verdict
 
 SIGNIFICANCE = 0.02  # probability of any verdict other than `no evidence` where nothing differs
-OPERATION_SHARE = 0.8  # share of the significance for the tests of operations; the rest is for the tests of rows
+OPERATION_SHARE = 0.8  # fraction of SIGNIFICANCE for the tests of operations; the rest is for the tests of cases
 
 
 class OperationGroup(NamedTuple):
-    """The fields that all rows of a compared operation share."""
+    """The fields by which compared cases are grouped into operations, to test all cases of an operation together."""
 
     op: str
     buffer: str
@@ -53,15 +55,17 @@ class OperationGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _TestedColumns:
-    """The tables that the tests read: logarithms of medians without drift, `a` and `b` of the two sides.
+    """The data of the statistical tests: one column per compared case, or one per operation.
 
-    A table has a line per run and a column per row or operation; NaN marks a missing measurement. For each
-    column, `prior` has the variance of one run that follows from the spread over rows, and `doubts` the reason why the
-    column allows no verdict, or an empty string.
-
-    `prior_degrees` is the degrees of freedom of `prior`, and `weight` the number of runs as which it counts where a
-    side has several runs. `between` is the variance over
-    operations of the difference of two runs, with its degrees of freedom.
+    Args:
+        a: logarithms of median times of side A without drift, shape (runs, columns); NaN if a measurement is missing.
+        b: logarithms of median times of side B without drift, shape (runs, columns).
+        prior: the variance of one run, estimated from the spread over all cases, shape (columns,).
+        prior_degrees: the degrees of freedom of `prior`.
+        weight: the number of runs as which `prior` counts if a side has several runs.
+        doubts: why each column allows no verdict; an empty string if it does.
+        between: the variance of the difference of two runs over operations, in addition to `prior`.
+        between_degrees: the degrees of freedom of `between`.
     """
 
     a: Floats
@@ -76,20 +80,24 @@ class _TestedColumns:
 
 @dataclass(frozen=True, slots=True)
 class _Errors:
-    """Per column, the squared standard error of the difference, its degrees of freedom, and its variance per round."""
+    """The uncertainty of the difference between B and A in each column (a case or an operation)."""
 
-    squares: Floats
-    degrees: Floats
-    per_round: Floats
+    squares: Floats  # squared standard errors of the differences of logarithms
+    degrees: Floats  # degrees of freedom of `squares`
+    per_round: Floats  # variance of the difference in one round (one run of A and one of B)
 
 
 @dataclass(frozen=True, slots=True)
 class _TestResults:
-    """Compared rows and operations, the spread over rows, and what decides the number of rounds to ask for.
+    """The results of the statistical tests of a comparison.
 
-    `doubts` are the different reasons why operations, or else rows, allow no verdict. `variance` is that of the ratio
-    of the two runs of a round, in logarithms, of the noisiest operation. `significance` is that of the test of one
-    operation, or of one row if there are no operations.
+    Args:
+        rows: the compared cases.
+        operations: the compared operations; empty if no operation has two cases.
+        doubts: the different reasons why operations, or else cases, allow no verdict.
+        spread: the noise between runs, estimated from the spread over all cases.
+        variance: the variance of the logarithm of the ratio of the two runs of a round, of the noisiest operation.
+        significance: the significance of the test of one operation, or of one case if there are no operations.
     """
 
     rows: tuple[ComparedRowRecord, ...]
@@ -103,13 +111,13 @@ class _TestResults:
 def compare_sides(
     a: ComparedSide, b: ComparedSide, *, paired: bool = False, control: Control | None = None, tolerance: float = 0.0
 ) -> Comparison:
-    """Return which rows and operations of B are faster or slower than those of A.
+    """Return which cases (operation, size, engine, algorithm) and which operations of B are faster or slower than of A.
 
     Args:
         a: the baseline.
         b: the runs that may be better or worse than the baseline.
         paired: whether the k-th runs of A and B were measured one after the other; runs without a partner are ignored.
-        control: the control by which drift is removed; None selects it by `choose_control`.
+        control: the cases that show the machine's speed, by which drift is removed; None for `choose_control`.
         tolerance: the fraction up to which a slowdown is no regression.
 
     Raises:
@@ -142,7 +150,10 @@ def compare_sides(
 
 
 def _list_common(keys: Sequence[CaseKey], wrong: Collection[CaseKey], differences: Sequence[str]) -> list[CaseKey]:
-    """Return the rows `keys` without the `wrong` ones; raise UsageError if none is left."""
+    """Return the cases `keys` without those with wrong results (`wrong`); raise UsageError if none is left.
+
+    `differences` of the machines and versions of A and B are part of the message.
+    """
     right = [key for key in keys if key not in wrong]
     if right:
         return right
@@ -156,7 +167,7 @@ def _list_common(keys: Sequence[CaseKey], wrong: Collection[CaseKey], difference
 
 
 def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -> _TestResults:
-    """Test all rows that are not controls, and all operations with at least two such rows."""
+    """Test all cases that are not controls (do not show the machine's speed), and operations with two such cases."""
     kept = ~measured.drift.is_control
     keys = [key for key, keep in zip(measured.keys, kept, strict=True) if keep]
     groups = [OperationGroup(*(getattr(key, name) for name in OperationGroup._fields)) for key in keys]
@@ -196,7 +207,7 @@ def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -
 
 
 def _list_doubts(doubts: Sequence[str]) -> tuple[str, ...]:
-    """Return the different reasons without empty strings."""
+    """Return the different reasons in `doubts`, without repetitions and empty strings."""
     return tuple(dict.fromkeys(doubt for doubt in doubts if doubt))
 
 
@@ -207,7 +218,18 @@ def _find_spreads(
     row_errors: _Errors,
     paired: bool,
 ) -> list[tuple[float, float] | None]:
-    """Return the spread of the `differences` of each operation's rows, which its interval must contain."""
+    """Return, per operation, the range of its cases' differences, which the operation's interval must contain.
+
+    Args:
+        joined: the columns of the operations.
+        members: for each operation, which cases belong to it.
+        differences: logarithm of the ratio B / A of each case.
+        row_errors: the uncertainty of `differences`.
+        paired: whether the k-th runs of A and B were measured one after the other.
+
+    Returns:
+        The lowest and highest difference, or None for an operation whose cases differ by noise only.
+    """
     single = _subtract(joined.a, joined.b, paired).degrees == 0
     return [
         noise.find_spread(differences[rows], row_errors.squares[rows], bool(alone))
@@ -217,19 +239,19 @@ def _find_spreads(
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """Per column, the mean of B minus the mean of A, and the variance of one run with its degrees of freedom.
+    """The difference between sides B and A in each column (a case or an operation), in logarithms of times."""
 
-    `per_run` is 1/a + 1/b for a runs of A and b runs of B.
-    """
-
-    values: Floats
-    per_run: Floats
-    variance: Floats
-    degrees: Floats
+    values: Floats  # mean of B minus mean of A
+    per_run: Floats  # 1/a + 1/b for a runs of A and b runs of B
+    variance: Floats  # variance of one run
+    degrees: Floats  # degrees of freedom of `variance`; 0 for single runs
 
 
 def _subtract(a: Floats, b: Floats, paired: bool) -> _Differences:
-    """Return the differences of B and A; if `paired`, they are averages of the differences of lines (runs)."""
+    """Return the difference between B and A in each column; if `paired`, the average over pairs of runs.
+
+    `a` and `b` are logarithms of times, shape (runs, columns).
+    """
     counts = [(~np.isnan(side)).sum(axis=0) for side in (a, b)]
     per_run = 1 / counts[0] + 1 / counts[1]
     if paired:
@@ -248,10 +270,11 @@ def _pool_rows_by_operation(
     prior: Floats,
     conditions: VerdictConditions,
 ) -> _TestedColumns:
-    """Return columns to test, one per operation: in each run, the median over the operation's rows.
+    """Return the data to test operations, one column each: in each run, the median over the operation's cases.
 
-    Rows of one workload share buffers and time, so workloads count as independent, but rows do not. `members` says
-    for each operation which of the rows `keys` it has; `prior` is the variance per run of each row.
+    Cases that differ only in engine and algorithm (a workload) are measured together, so workloads count as
+    independent, but cases do not. `members` says for each operation which of the cases `keys` belong to it; `prior` is
+    the variance of one run of each case.
     """
     kept = ~measured.drift.is_control
     a, b = measured.select(kept)
@@ -282,13 +305,19 @@ def _pool_rows_by_operation(
 
 
 def _median_over(table: Floats, rows: NDArray[np.bool_]) -> Floats:
-    """Return the median over `rows` of each line of `table`; NaN where a line has none of the rows."""
+    """Return the median over the chosen columns of each run's times, shape (runs,); NaN for a run that has none.
+
+    `table` has shape (runs, columns), and `rows` says which columns (cases) are chosen.
+    """
     lines = table[:, rows]
     return np.array([np.median(line[~np.isnan(line)]) if not np.isnan(line).all() else np.nan for line in lines])
 
 
 def _estimate_errors(columns: _TestedColumns, paired: bool) -> _Errors:
-    """Return the squared standard errors of the differences of all columns."""
+    """Return the uncertainty of the difference between B and A in each column.
+
+    `paired` says whether the k-th runs of A and B were measured one after the other.
+    """
     differences = _subtract(columns.a, columns.b, paired)
     single = differences.degrees == 0
     prior = columns.prior, columns.prior_degrees
@@ -311,9 +340,11 @@ def _test_columns(
     tolerance: float,
     spreads: Sequence[tuple[float, float] | None] = (),
 ) -> list[ComparedTimesRecord]:
-    """Return the comparison of each column; all tests together have the significance `share` * SIGNIFICANCE.
+    """Return the ratio B / A of each column with its interval, p-value and verdict.
 
-    Intervals contain the `spreads` of columns that have one. A spread that includes zero (no change) allows no verdict.
+    All tests together have the significance `share` * SIGNIFICANCE. `orders` compares the samples of each case, or is
+    None for operations. The interval of a column contains the column's range in `spreads`, if there is one. A range
+    that includes zero (no change) allows no verdict. `paired` and `tolerance` are those of `compare_sides`.
     """
     values = _subtract(columns.a, columns.b, paired).values
     standard_errors, doubtful = np.sqrt(errors.squares), np.array([bool(doubt) for doubt in columns.doubts])
@@ -341,7 +372,14 @@ def _test_columns(
 
 
 def _make_row(measured: RunTable, column: int, order: SampleOrder, times: ComparedTimesRecord) -> ComparedRowRecord:
-    """Return a compared row with the measured medians of both sides, which still contain drift."""
+    """Return the record of one compared case, with the measured medians of both sides, from which drift is not removed.
+
+    Args:
+        measured: the times of both sides.
+        column: the index of the case in `measured`.
+        order: the comparison of the samples of both sides.
+        times: the ratio with its interval, p-value and verdict.
+    """
     key = measured.keys[column]
     sides = measured.runs[: measured.split], measured.runs[measured.split :]
     used = np.split(~np.isnan(measured.adjusted[:, column]), [measured.split])

@@ -1,7 +1,8 @@
 """Removes common drift from the times of two sides: differences in speed that are not due to the compared software.
 
-On a shared machine, a whole run can be 10 to 30 % slower than the next. The drift of a run is the median deviation of
-the control's rows from their median over all runs. The control is one of:
+On a shared machine, a whole run can be 10 to 30 % slower than the next. A row is the measurements of one case
+(operation, size, engine, algorithm) in all runs. The control is a set of rows whose times show the machine's speed.
+The drift of a run is the median deviation of the control's rows from their median over all runs. The control is one of:
 
 - `mpi`: the rows of engine `mpi`, which `hpccoll bench` times in turns with hpccoll's algorithms. A change of the speed
   of the MPI library appears as the opposite change of all other rows.
@@ -41,55 +42,58 @@ MIN_ROWS = 5  # with fewer rows, the median over rows is that of one or two rows
 MAX_CONTROL_SPREAD = 0.07  # standard deviation over rows of the ratios of engine mpi in two runs at one speed
 MIN_GAIN = 0.2  # share of the variance between runs that the removal of drift must explain
 UNEXPLAINED = "without it, runs do not become more alike"
-MIN_RUNS_FOR_CHOICE = 6  # per side, to see whether the drift differs from workload to workload
-MIN_RUNS_FOR_GAIN = 3  # per side, to see whether removal makes runs alike
+MIN_RUNS_FOR_CHOICE = 6  # runs per side that show whether the drift differs from workload to workload
+MIN_RUNS_FOR_GAIN = 3  # runs per side that show whether the removal of drift makes runs alike
 
 
 class Control(StrEnum):
-    """The rows whose times show how fast the machine was."""
+    """The measured cases whose times show how fast the machine was during a run."""
 
-    MPI = "mpi"
-    ROWS = "rows"
+    MPI = "mpi"  # cases of the MPI library's own collectives
+    ROWS = "rows"  # all cases
     NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The common drift per run, for each row, in logarithms of times, with the control that it was taken from."""
+    """The change of the machine's speed from run to run, which is removed from the times before they are compared."""
 
-    control: Control
-    table: Floats
-    is_control: NDArray[np.bool_]  # per row, whether the row is a control and therefore not compared
+    control: Control  # the cases from which the drift was measured
+    table: Floats  # the drift in logarithms of times, shape (runs, cases), first the runs of A
+    is_control: NDArray[np.bool_]  # for each case, whether it shows the machine's speed and is therefore not compared
     doubt: str = ""  # why nothing was removed; empty if the drift is established
     error: float = 0.0  # standard error of the drift between two runs
 
     def compute_ratio(self, split: int) -> float:
-        """Return the drift B / A, the median over rows; the first `split` runs are those of A."""
+        """Return how many times slower the machine was in runs of B than of A, the median over cases.
+
+        The first `split` runs are those of A.
+        """
         return float(np.exp(np.median(self.table[split:].mean(axis=0) - self.table[:split].mean(axis=0))))
 
 
 def choose_control(keys: Sequence[CaseKey], same_mpi: bool) -> Control:
-    """Return the rows that serve as a control: those of the MPI library, or none.
+    """Return the cases that show the machine's speed: those of the MPI library's own collectives, or none.
 
-    A control (rows that both sides should measure alike) needs rows of the MPI library and other rows, and the same MPI
-    library on both sides; `same_mpi` tells whether it is the same.
+    The MPI library's cases are chosen if `keys` has other cases, too, and both sides used the same MPI library
+    (`same_mpi`), so that its times should be equal.
     """
     own = [key for key in keys if key.engine != MPI_ENGINE]
     return Control.MPI if own and len(own) < len(keys) and same_mpi else Control.NONE
 
 
 def measure_drift(control: Control, keys: Sequence[CaseKey], logs: Floats, split: int, paired: bool) -> Drift:
-    """Return the common drift of `logs`, the logarithms of the median times of all runs of both sides.
+    """Return the change of the machine's speed from run to run (drift), from the times of the control's cases.
 
     Args:
-        control: the rows whose common change is drift.
-        keys: all rows.
-        logs: one line per run, first those of A.
+        control: the cases whose common change is drift.
+        keys: all cases.
+        logs: logarithms of the median times, shape (runs, cases), first the runs of A.
         split: the number of runs of A.
         paired: whether the k-th runs of A and B were measured one after the other.
 
     Raises:
-        UsageError: the control is `mpi`, and either all rows or none are of engine `mpi`.
+        UsageError: the control is `mpi`, and either all cases or none are of engine `mpi`.
     """
     is_control = np.array([control is Control.MPI and key.engine == MPI_ENGINE for key in keys])
     if control is Control.NONE:
@@ -113,10 +117,10 @@ def measure_drift(control: Control, keys: Sequence[CaseKey], logs: Floats, split
 def _establish_mpi_drift(
     found: Drift, keys: Sequence[CaseKey], logs: Floats, spread: float, split: int, paired: bool
 ) -> Drift:
-    """Return the drift `found` from the rows of engine `mpi`, a finer one per workload, or none where it is doubtful.
+    """Return the drift `found` from the cases of engine `mpi`, or a drift per workload, or no drift if it is doubtful.
 
-    `spread` is the standard deviation over the rows of engine `mpi` of the ratio of two runs; `keys`, `logs`, `split`
-    and `paired` are those of `measure_drift`.
+    A workload is the cases that differ only in engine and algorithm. `spread` is the standard deviation over the cases
+    of engine `mpi` of the ratio of two runs; `keys`, `logs`, `split` and `paired` are those of `measure_drift`.
     """
     control, table, is_control = found.control, found.table, found.is_control
     others, drift = logs[:, ~is_control], table[:, :1]
@@ -139,7 +143,10 @@ def _establish_mpi_drift(
 def _measure_by_workload(
     keys: Sequence[CaseKey], logs: Floats, is_control: NDArray[np.bool_], common: Floats
 ) -> Floats:
-    """Return the drift of each row, taken from the row of engine `mpi` of the same workload; else from `common`."""
+    """Return the drift of each case, shape (runs, cases), from the case of engine `mpi` of the same workload.
+
+    Cases without such a partner, and controls, have the drift in `common`. `logs` are logarithms of median times.
+    """
     controls = {get_workload(key): at for at, key in enumerate(keys) if is_control[at]}
     table = np.array(common)
     for column, key in enumerate(keys):
@@ -151,13 +158,13 @@ def _measure_by_workload(
 
 
 def _is_finer(more: Floats, logs: Floats, keys: Sequence[CaseKey], is_control: NDArray[np.bool_], split: int) -> bool:
-    """Whether the removal of more drift makes the runs more alike: the variance of medians falls by MIN_GAIN or more.
+    """Whether the removal of additional drift reduces the variance of medians over runs by MIN_GAIN or more.
 
     Args:
-        more: the drift to remove in addition to the common drift, per run and row.
-        logs: the logarithms of times without the common drift, per run and row.
-        keys: all rows; medians are over the rows of an operation.
-        is_control: whether each row is a control, which is left out.
+        more: the additional drift in logarithms, shape (runs, cases).
+        logs: the logarithms of times without the common drift, shape (runs, cases).
+        keys: all cases; medians are over the cases of an operation.
+        is_control: for each case, whether it shows the machine's speed; such cases are left out.
         split: the number of runs of A if runs are paired, otherwise 0.
     """
     sums = []
@@ -173,13 +180,14 @@ def _is_finer(more: Floats, logs: Floats, keys: Sequence[CaseKey], is_control: N
 
 
 def _find_doubt(controls: int, spread: float, runs: Floats, speeds: Floats, fewest: int) -> str:
-    """Return the reason not to remove the drift, as the end of a sentence; empty if all conditions for it hold.
+    """Return the reason not to remove the drift, as the end of a sentence; empty if the drift may be removed.
 
     Args:
-        controls: the number of rows of engine `mpi`.
-        spread: the standard deviation over these rows of the ratio of two runs.
-        runs: the differences of pairs in all other rows, or the deviations of runs from the mean over both sides.
-        speeds: the drift in each line of `runs`.
+        controls: the number of cases of engine `mpi`.
+        spread: the standard deviation over these cases of the ratio of two runs.
+        runs: for each other case, the differences of pairs of runs, or of runs from the mean over both sides; shape
+            (pairs or runs, cases).
+        speeds: the drift in each pair or run.
         fewest: the number of runs of A or of B, whichever is smaller.
     """
     if controls < MIN_ROWS:
@@ -189,11 +197,11 @@ def _find_doubt(controls: int, spread: float, runs: Floats, speeds: Floats, fewe
     common = np.nanmedian(runs, axis=1, keepdims=True)  # over rows, so that a change of one operation hardly counts
     sums = [
         [float(np.nansum((values - center) ** 2)) for values in (common, common - speeds) for center in [mean(values)]]
-        for mean in (np.nanmean, lambda _: 0.0)  # about the effect that is looked for, and about no effect
+        for mean in (np.nanmean, lambda _: 0.0)  # variance around the effect that is looked for, and around no effect
     ]
     return "" if any(after <= (1 - MIN_GAIN) * before for before, after in sums) else UNEXPLAINED
 
 
 def get_workload(key: CaseKey) -> CaseKey:
-    """Return the row's key without engine and algorithm: the rows of one workload are measured in turns."""
+    """Return a case without its engine and algorithm (a workload); the cases of one workload are measured in turns."""
     return key._replace(engine="", algorithm=None)

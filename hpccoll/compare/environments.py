@@ -20,31 +20,34 @@ def list_differences(a: ComparedSide, b: ComparedSide) -> list[str]:
 
 
 def have_same_mpi(*sides: ComparedSide) -> bool:
-    """Whether all runs of all sides used the same version of the same MPI library, as far as the files tell."""
+    """Whether all runs of all sides used the same version of the same MPI library, or none is recorded."""
     versions = {_get_version(run.environment, "mpi") for side in sides for run in side.runs}
     return len(versions) == 1
 
 
 def _describe_side(side: ComparedSide, packages: Sequence[str]) -> dict[str, str]:
-    """Return the values of the compared fields over all runs of a side; several different values are joined."""
+    """Return the values of hosts, cores, ranks and other fields, and the versions of `packages`, over a side's runs.
+
+    Several different values of a field are joined by `or`.
+    """
     environments = [run.environment for run in side.runs]
     values = {name: _join(_format_value(environment.get(name)) for environment in environments) for name in _FIELDS}
     return values | {name: _join(_get_version(environment, name) for environment in environments) for name in packages}
 
 
 def _get_version(environment: Mapping[str, Any], package: str) -> str:
-    """Return the version of a package in a record of kind `run`."""
+    """Return the version of a package in a run's record `environment`, or `unknown`."""
     versions = environment.get("versions")
     return str((versions.get(package) if isinstance(versions, Mapping) else None) or UNKNOWN)
 
 
 def _format_value(value: Any) -> str:
-    """Return the value of a field in words; a list is shortened to its different values."""
+    """Return a record's value as a string: a list as its different values, and None as `unknown`."""
     if isinstance(value, list):
         return ", ".join(dict.fromkeys(str(each) for each in value)) or "none"
     return UNKNOWN if value is None else str(value)
 
 
 def _join(values: Iterable[str]) -> str:
-    """Return the different values, joined by `or`."""
+    """Return the different values, joined by the word `or`."""
     return " or ".join(dict.fromkeys(values))

@@ -1,7 +1,7 @@
 """Decides which tests of a comparison can give a verdict, and what to measure where they cannot.
 
 Two runs of the same software can differ by any factor on a machine whose cores they share with other programs, and
-nothing within the two runs shows by how much. So a verdict takes:
+nothing within the two runs shows by how much. A verdict therefore takes:
 
 - runs whose own times are reliable by the verdict of `hpccoll bench`, and that other programs did not interrupt often.
 - for a row, at least MIN_RUNS runs per side, whose spread shows the noise between runs.
@@ -28,38 +28,35 @@ from hpccoll.units import format_count
 
 MIN_RUNS = 3
 MIN_SHARED_ROUNDS = 6
-MIN_ROWS, MIN_WORKLOADS = 5, 3  # of an operation, for a verdict on single runs
-PILOT_ROUNDS = 8  # rounds to ask for where nothing shows the noise between runs
-MAX_ROUNDS = 300  # more rounds are not asked for
+MIN_ROWS, MIN_WORKLOADS = 5, 3  # an operation with single runs needs so many for a verdict
+PILOT_ROUNDS = 8  # recommended number of rounds if the noise between runs is unknown
+MAX_ROUNDS = 300  # the largest number of rounds that is recommended
 POWER = 0.95  # probability that a change of the size asked for is found
-DEFAULT_CHANGE = 0.05  # the change that rounds are asked for
+DEFAULT_CHANGE = 0.05  # the change (5 %) that the recommended number of rounds would show
 _VALUED = ("--json", "--csv", "--plot", "--resume", "--stop-file")  # options of a run that name its files
 _FLAGS = ("--overwrite", "--report-hint", "--no-report-hint")
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictConditions:
-    """The conditions of all runs of a comparison that decide which verdicts they allow.
+    """The conditions under which the runs of a comparison were measured, and which decide what they can show."""
 
-    `contention` says why ranks had no cores of their own; empty if they had. `doubt` says why drift is not established.
-    """
-
-    paired: bool
-    contention: str
-    doubt: str
+    paired: bool  # whether the k-th runs of both sides were measured one after the other
+    contention: str  # why ranks had no cores of their own; empty if they had
+    doubt: str  # why the change of the machine's speed between runs (drift) is not known; empty if it is
 
     @property
     def min_runs(self) -> int:
-        """The undisturbed runs per side that a verdict takes."""
+        """The number of undisturbed runs per side that a verdict needs."""
         return MIN_SHARED_ROUNDS if self.contention else MIN_RUNS
 
     def find_doubt(self, usable: NDArray[np.bool_], split: int, workloads: int = 0) -> str:
-        """Return why the rows of `usable` allow no verdict, as a clause; empty if they do.
+        """Return why the measurements of a case or an operation allow no verdict, as a clause; empty if they do.
 
         Args:
-            usable: whether each measurement is neither missing nor disturbed: one line per run, one column per row.
-            split: the number of runs of A, which are the first lines.
-            workloads: the number of workloads of an operation; 0 for a single row.
+            usable: whether each measurement is neither missing nor disturbed, shape (runs, cases), first the runs of A.
+            split: the number of runs of A.
+            workloads: the number of workloads (operation and size) of an operation; 0 for a single case.
         """
         counts = [int(np.count_nonzero(side.any(axis=1))) for side in (usable[:split], usable[split:])]
         fewest = min(counts)
@@ -83,25 +80,21 @@ class VerdictConditions:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementPlan:
-    """What to measure to see smaller changes: rounds in turns, by one command per side.
+    """Further measurements that would show smaller changes: both sides' commands, run in turns for several rounds."""
 
-    `variance` is that of the logarithm of the ratio of the two runs of a round, 0 if the runs do not show it.
-    `significance` is that of the test of one operation.
-    """
-
-    commands: tuple[str, str]
-    variance: float
-    significance: float
+    commands: tuple[str, str]  # the commands of A and B
+    variance: float  # variance of log(time of B / time of A) over the rounds; 0 if unknown
+    significance: float  # significance level of the test of one operation
 
     def compute_rounds(self, change: float) -> int | None:
-        """Return how many rounds show a change by the fraction `change`; None if more than MAX_ROUNDS."""
+        """Return how many rounds would show that B is slower by the fraction `change`; None for over MAX_ROUNDS."""
         if not self.variance:
             return PILOT_ROUNDS
         rounds = compute_rounds(self.variance, self.significance, change)
         return None if rounds is None else max(rounds, PILOT_ROUNDS)
 
     def format_command(self, rounds: int) -> str:
-        """Return the command that measures both sides in turns."""
+        """Return the command `hpccoll compare ...` that measures both sides in turns for a number of rounds."""
         a, b = self.commands
         return shlex.join(["hpccoll", "compare", "--rounds", str(rounds), "--against", a, "--run", b])
 
@@ -111,7 +104,13 @@ def make_plan(
 ) -> MeasurementPlan:
     """Return a plan of further measurements: the command of each side, and the expected noise.
 
-    `variance` is ignored if it comes from few runs. Runs whose times were unreliable get longer ones.
+    If some runs had unreliable times, the commands measure longer.
+
+    Args:
+        sides: the runs of A and of B.
+        paired: whether the k-th runs of both sides were measured one after the other.
+        variance: of the logarithm of the ratio of the two runs of a round; ignored if it comes from few rounds.
+        significance: of the test of one operation.
     """
     longer = any(run.is_unreliable for runs in sides for run in runs)
     a, b = (_make_run_command(runs[0], longer) for runs in sides)
@@ -120,12 +119,12 @@ def make_plan(
 
 
 def describe_contention(runs: Sequence[MeasuredRun]) -> str:
-    """Return why the ranks of some of the runs had no cores of their own; empty if all had."""
+    """Return why the ranks of a run had no cores of their own, of the first such run; empty if all ranks had."""
     return next((run.contention for run in runs if run.contention), "")
 
 
 def describe_unreliable(sides: Sequence[Sequence[MeasuredRun]]) -> tuple[str, ...]:
-    """Return a string for each side with runs of unreliable times, such as `1 of 8 runs of B`."""
+    """Return a string per side with unreliable runs (by the verdict of `hpccoll bench`): `1 of 8 runs of B`."""
     counts = [(sum(run.is_unreliable for run in runs), len(runs)) for runs in sides]
     return tuple(
         f"{bad} of {format_count(count, 'run')} of {name}"
@@ -135,12 +134,15 @@ def describe_unreliable(sides: Sequence[Sequence[MeasuredRun]]) -> tuple[str, ..
 
 
 def compute_rounds(variance: float, significance: float, change: float) -> int | None:
-    """Return how many rounds show a change by the fraction `change`; None if more than MAX_ROUNDS.
+    """Return how many rounds (a run of A and one of B each) a t test needs to show a change with probability POWER.
 
     Args:
         variance: the variance of the logarithm of the ratio of the two runs of a round.
-        significance: that of the test.
-        change: the fraction.
+        significance: the significance of the test.
+        change: the change to show, as a fraction such as 0.05.
+
+    Returns:
+        The number of rounds; None if it is above MAX_ROUNDS.
     """
     from scipy.special import stdtrit
 
@@ -151,7 +153,10 @@ def compute_rounds(variance: float, significance: float, change: float) -> int |
 
 
 def _make_run_command(run: MeasuredRun, longer: bool) -> str:
-    """Return the command of a run without the files that it wrote."""
+    """Return the command that repeats a run, with mpirun and without the options that name its output files.
+
+    With `longer`, the command measures longer.
+    """
     words = shlex.split(str(run.environment.get("command") or "hpccoll bench"))
     kept: list[str] = []
     skip = False
@@ -166,7 +171,7 @@ def _make_run_command(run: MeasuredRun, longer: bool) -> str:
 
 
 def _lengthen(words: list[str]) -> list[str]:
-    """Return the words of a command of `hpccoll bench` with three times as long a run, or 3 s per row."""
+    """Return the words of an `hpccoll bench` command changed to measure three times as long, or 3 s per case."""
     for option in ("--budget", "-n", "-i", "--iterations", "--iters"):
         if option in words[:-1]:
             at = words.index(option) + 1

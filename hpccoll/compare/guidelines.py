@@ -29,7 +29,7 @@ from hpccoll.records import CaseKey, GuidelineRecord, GuidelineVerdict
 
 SIGNIFICANCE = 0.01  # probability of any violation where all guidelines hold
 GUIDELINE_NOISE = 0.03  # standard deviation of the median of a run in logarithms, at least
-RUN_DEGREES = 30  # degrees of freedom of the variance within a run
+RUN_DEGREES = 30  # assumed degrees of freedom of the variance of a median within a run
 AUTO = "auto"
 _ONLY_IN_PLACE = (Operation.BROADCAST.value, Operation.BARRIER.value)
 GUIDELINES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -52,16 +52,24 @@ GUIDELINES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _LogRatio:
-    """The logarithm of the ratio left / right, its standard error and degrees of freedom, and its p-value."""
+    """The logarithm of the ratio of the times on the left and right of a guideline, and its uncertainty."""
 
     value: float
-    error: float
-    degrees: float
-    p_value: float
+    error: float  # standard error
+    degrees: float  # degrees of freedom of `error`
+    p_value: float  # one-sided: the probability of this ratio or a larger one if the guideline holds
 
 
 def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[GuidelineRecord]:
-    """Return all guidelines that the rows of `side` allow to check, with corrected p-values."""
+    """Check all guidelines, such as all_reduce <= reduce + broadcast, for which a set of runs has measured times.
+
+    Args:
+        side: the runs.
+        tolerance: the fraction by which the left side may be slower without a violation.
+
+    Returns:
+        One record per guideline, size and engine, with p-values corrected for their number.
+    """
     pairs = list(_find_rows(side.keys))
     if not pairs:
         return []
@@ -94,7 +102,11 @@ def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[Guideli
 
 
 def _find_rows(keys: Sequence[CaseKey]) -> Iterator[tuple[str, CaseKey, tuple[CaseKey, ...]]]:
-    """Yield the text, the left row and the right rows of each guideline whose rows are all among `keys`."""
+    """Yield each guideline of which all cases were measured (are in `keys`), at each size and engine.
+
+    A guideline is yielded as its text, such as `all_reduce <= reduce + broadcast`, the case on its left and the cases
+    on its right.
+    """
     known = {_simplify(key): key for key in keys}
     for left, others in GUIDELINES:
         for key in keys:
@@ -111,14 +123,17 @@ def _find_rows(keys: Sequence[CaseKey]) -> Iterator[tuple[str, CaseKey, tuple[Ca
 
 
 def _simplify(key: CaseKey, **changes: Any) -> tuple[object, ...]:
-    """Return the fields of a key by which the rows of a guideline are found."""
+    """Return the fields of a case that all cases of a guideline share, after `changes` of some fields."""
     case = key._replace(**changes)
     place = case.op in _ONLY_IN_PLACE or case.in_place
     return (case.op, case.engine, case.algorithm, case.buffer, place, case.nbytes, case.dtype, case.ranks, case.nodes)
 
 
 def _find_row(known: Mapping[tuple[object, ...], CaseKey], key: CaseKey, op: str) -> CaseKey | None:
-    """Return the row of operation `op` with the engine, size and memory of `key`; None if it was not measured."""
+    """Return the measured case of operation `op` with the engine, size and memory of `key`; None if there is none.
+
+    `known` has the measured cases by their simplified fields (`_simplify`).
+    """
     places = (key.in_place,) if key.op not in _ONLY_IN_PLACE else (True, False)
     for place in places:
         row = known.get(_simplify(key, op=op, in_place=place))
@@ -128,7 +143,10 @@ def _find_row(known: Mapping[tuple[object, ...], CaseKey], key: CaseKey, op: str
 
 
 def _measure_ratio(side: ComparedSide, left: CaseKey, right: Sequence[CaseKey]) -> _LogRatio:
-    """Return the ratio of the left median to the sum of the right medians over all runs that have all rows."""
+    """Return the ratio of the median time of the case `left` to the sum of those of the cases `right`.
+
+    Runs that measured all these cases are used, if there are any.
+    """
     from scipy.special import stdtr
 
     runs = [run.rows for run in side.runs if all(key in run.rows for key in (left, *right))]
@@ -158,5 +176,5 @@ def _measure_ratio(side: ComparedSide, left: CaseKey, right: Sequence[CaseKey]) 
 
 
 def _get_median_us(side: ComparedSide, keys: Sequence[CaseKey]) -> float:
-    """Return the sum over rows of their medians in microseconds, each the mean over runs."""
+    """Return the sum of the median times of the cases `keys` in microseconds; each median is the mean over runs."""
     return float(sum(np.mean([run.rows[key].time_us.p50 for run in side.runs if key in run.rows]) for key in keys))

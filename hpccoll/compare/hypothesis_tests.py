@@ -8,36 +8,32 @@ import numpy as np
 
 from hpccoll.plan import Floats
 
-MAX_HALF_WIDTH = 14.0  # of an interval, in logarithms: a factor of a million; few runs imply larger ones
+MAX_HALF_WIDTH = 14.0  # limit of the half width of an interval, in logarithms: a factor of a million
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """The probability that a sample of B is above a sample of A (ties count half), and Mann-Whitney's p-value."""
+    """Whether the samples of B tend to be above or below those of A, by the Mann-Whitney U test."""
 
-    probability: float
-    p_value: float
+    probability: float  # that a sample of B is above a sample of A; ties count half
+    p_value: float  # two-sided
 
     @property
     def cliffs_delta(self) -> float:
-        """Cliff's delta: 1 if all samples of B are above all samples of A, -1 if below, 0 if neither is likelier."""
+        """Cliff's delta: 1 if all samples of B are above all samples of A, -1 if below, 0 if they overlap evenly."""
         return 2 * self.probability - 1
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectedTests:
-    """The corrected p-value of each test, and the significance of its interval.
+    """The p-values of several tests, corrected for their number, and the confidence that each interval should have."""
 
-    The interval of confidence 1 - `interval_significance` excludes a ratio of 1 where the corrected p-value is
-    significant.
-    """
-
-    p_values: Floats
-    interval_significance: Floats
+    p_values: Floats  # corrected, one per test
+    interval_significance: Floats  # 1 - confidence of each test's interval, which fits the corrected p-value
 
 
 def compare_samples(a: Floats, b: Floats) -> SampleOrder:
-    """Return how the samples of B lie relative to the samples of A, by the two-sided Mann-Whitney U test."""
+    """Return whether the samples `b` tend to be above or below the samples `a`, by the Mann-Whitney U test."""
     from scipy.stats import mannwhitneyu  # takes a second to import
 
     result = mannwhitneyu(b, a, method="asymptotic" if min(len(a), len(b)) > 8 else "auto")
@@ -45,14 +41,27 @@ def compare_samples(a: Floats, b: Floats) -> SampleOrder:
 
 
 def compute_p_values(log_ratios: Floats, errors: Floats, degrees: Floats) -> Floats:
-    """Return two-sided p-values of logarithms of ratios, given their standard errors and degrees of freedom."""
+    """Return two-sided p-values of t tests of whether ratios differ from 1, one per ratio.
+
+    Args:
+        log_ratios: logarithms of the ratios.
+        errors: their standard errors.
+        degrees: the degrees of freedom of the errors.
+    """
     from scipy.special import stdtr
 
     return np.asarray(2 * stdtr(degrees, -np.abs(log_ratios) / errors), np.float64)
 
 
 def compute_interval(log_ratio: float, error: float, degrees: float, confidence: float) -> tuple[float, float]:
-    """Return the lower and the upper end of the interval of a ratio that has the given confidence."""
+    """Return the lower and the upper end of a ratio's confidence interval by the t distribution.
+
+    Args:
+        log_ratio: the logarithm of the ratio.
+        error: its standard error.
+        degrees: the degrees of freedom of the error.
+        confidence: the confidence, such as 0.95.
+    """
     from scipy.special import stdtrit
 
     half = min(float(stdtrit(degrees, (1 + confidence) / 2)) * error, MAX_HALF_WIDTH)
@@ -60,7 +69,11 @@ def compute_interval(log_ratio: float, error: float, degrees: float, confidence:
 
 
 def correct_by_holm(p_values: Floats, significance: float) -> CorrectedTests:
-    """Return p-values corrected for their number; tests with a corrected value up to `significance` are significant."""
+    """Return p-values corrected for their number by Holm's method.
+
+    Tests with a corrected p-value of at most `significance` are significant: with this probability at most, any test is
+    significant although nothing differs.
+    """
     count = len(p_values)
     order = np.argsort(p_values, kind="stable")
     stepped = np.minimum(1.0, np.maximum.accumulate(p_values[order] * (count - np.arange(count))))

@@ -23,10 +23,10 @@ from hpccoll.records import BenchSummaryRecord, CaseKey, CollectiveRecord, RunRe
 
 @dataclass(slots=True)
 class MeasuredRun:
-    """A run of a benchmark: its name for messages, its record of kind `run` (empty if missing), and its rows."""
+    """One run of `hpccoll bench`: its measurements by case, and the machine and software that it ran on."""
 
-    name: str
-    environment: Mapping[str, Any]
+    name: str  # the file, for messages
+    environment: Mapping[str, Any]  # the record of kind `run`; empty if the file has none
     rows: dict[CaseKey, CollectiveRecord] = field(default_factory=dict)
     busy_cores: float | None = None  # cores that other programs kept busy; None if unknown
 
@@ -37,12 +37,12 @@ class MeasuredRun:
 
     @property
     def start_time(self) -> str:
-        """When the run began, as a string that sorts by time; empty if unknown."""
+        """The time at which the run began, as an ISO 8601 string; empty if unknown."""
         return str(self.environment.get("start_time") or "")
 
     @property
     def contention(self) -> str:
-        """Why the ranks had no cores of their own, as a clause; empty if they had, as far as the file tells."""
+        """Why the ranks had no cores of their own, such as `ranks share cores`; empty if they had, or it is unknown."""
         if self.environment.get("oversubscribed") or is_shared(self.environment.get("core_share")):
             return "ranks share cores"
         if self.busy_cores is not None and self.busy_cores > BUSY:
@@ -52,27 +52,27 @@ class MeasuredRun:
 
 @dataclass(slots=True)
 class ComparedSide:
-    """The runs of one side, A or B, and sentences about files whose last line is incomplete."""
+    """The runs of one side of a comparison: A, the baseline, or B."""
 
-    name: str
+    name: str  # A or B
     runs: list[MeasuredRun]
-    torn: list[str] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)  # sentences on files whose last line is incomplete
 
     @property
     def keys(self) -> list[CaseKey]:
-        """The rows that at least one run has, in the order measured."""
+        """The cases (operation, size, engine, algorithm) that at least one run measured, in the order measured."""
         return list(dict.fromkeys(key for run in self.runs for key in run.rows))
 
     @property
     def wrong(self) -> list[CaseKey]:
-        """The rows that have a wrong result in at least one run."""
+        """The cases that have wrong results in at least one run."""
         return [key for key in self.keys if any(key in run.rows and run.rows[key].wrong for run in self.runs)]
 
 
 def order_by_turns(a: ComparedSide, b: ComparedSide) -> bool:
-    """Sort the runs of both sides by their start; return whether the k-th runs of A and B were measured in turns.
+    """Sort the runs of both sides by their start, and return whether A and B were measured in turns.
 
-    In turns means that both k-th runs, in any order, began before both following runs.
+    In turns means that the k-th run of A and the k-th run of B, in any order, began before both following runs.
     """
     for side in (a, b):
         side.runs.sort(key=lambda run: run.start_time)
@@ -106,7 +106,7 @@ def read_side(name: str, paths: Iterable[str | Path]) -> ComparedSide:
 
 
 def _read_file(side: ComparedSide, file: Path) -> None:
-    """Append the runs in one file to `side`."""
+    """Append the runs in one result file to `side`; rows that repeat a case begin another run."""
     contents = read_records(file, side.name)
     if contents.torn:
         side.torn.append(contents.torn)

@@ -1,10 +1,12 @@
 """Estimates how much the median of a row varies from run to run, which samples within a run cannot show.
 
+A row is the measurements of one case: an operation, message size, engine and algorithm.
+
 Samples within a run are correlated, and whole runs differ: memory lies elsewhere, other programs run. So the variance
 of a median over runs is estimated from several sources, in logarithms of times, and per run:
 
-- the spread of the differences between A and B over rows, as a robust standard deviation. It is the only source if
-  each side has one run. This source assumes that rows of one operation change alike.
+- the spread of the differences between A and B over rows, as a robust standard deviation. The spread over rows is the
+  only source if each side has one run. The spread over rows shows noise only if the rows of one operation change alike.
 - the variance of a row over the runs of each side, or of paired differences, where there are several runs. Each row's
   own variance is combined with the spread over rows, which counts as much as `PRIOR_DEGREES` further runs.
 - the variance of the median within a run, from medians of batches of consecutive samples.
@@ -49,12 +51,12 @@ from hpccoll.records import CollectiveRecord
 from hpccoll.statistics import SampleValues, compute_robust_deviation
 
 PRIOR_DEGREES = 4  # the spread over rows counts as much as this many further runs of a row
-OPERATION_DEGREES = 6  # the same for operations, whose noise differs less from one to the other
+OPERATION_DEGREES = 6  # the spread over rows counts as much as this many further runs of an operation
 MAX_SPREAD_DEGREES = 60  # degrees of freedom of the spread over rows, at most
 FEW_ROWS = 8
 SPREAD_SIGNIFICANCE = 0.05  # of the test whether rows of an operation change by different factors
 OUTER_ROWS = 0.1  # share of an operation's rows at each end that its interval need not contain
-MIN_OPERATIONS = 3  # for a spread over operations
+MIN_OPERATIONS = 3  # fewest operations from which a spread over operations is computed
 CHANCE = 4.0  # a spread over few operations may by chance be this many times the expected variance
 BATCHES = 10  # batches of consecutive samples of a run
 MEDIAN_VARIANCE = np.pi / 2  # variance of a median over that of a mean, for normal samples
@@ -63,7 +65,7 @@ TRIMMED = 0.125  # fraction of the runs of a side left out at each end
 FEW_RUNS = 5  # with fewer runs per side, their spread may be small by chance
 SINGLE_RUN_NOISE = 0.05  # standard deviation of the ratio of an operation in two runs, in logarithms
 DISTURBED_NOISE = 0.3  # standard deviation of a disturbed median in logarithms
-PLACEMENT_NOISE = 0.15  # the same for a row of a single run, whose buffers have one place in memory
+PLACEMENT_NOISE = 0.15  # standard deviation of the median of a row of a single run, whose buffers do not move
 MAX_CONTROL_CHANGE = 0.04  # ratio of an operation's rows of engine mpi in two runs at one speed
 MIN_CONTROLS = 3  # rows of engine mpi by which the change of one operation is judged
 # Lower limits of the standard deviation of the difference of two runs, in logarithms.
@@ -72,22 +74,22 @@ MIN_NOISE, MIN_NOISE_FEW_ROWS, MIN_NOISE_WITH_DRIFT = 0.02, 0.05, 0.15
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The variance of a row per run as estimated from all rows, and its degrees of freedom."""
+    """The noise from run to run, estimated from how much the differences between A and B vary over cases."""
 
-    variance: float
-    degrees: float
+    variance: float  # of the logarithm of a case's median time in one run
+    degrees: float  # degrees of freedom of `variance`
 
 
 def estimate_spread(
     differences: Floats, runs: Floats, groups: NDArray[np.int64], control: Control, paired: bool
 ) -> Spread:
-    """Return the spread of the differences between A and B over rows, as the variance of one run.
+    """Return the noise from run to run, estimated from the spread of the differences between A and B over cases.
 
     Args:
-        differences: logarithm of the ratio B / A of each row.
-        runs: 1/a + 1/b of each row, for a runs of A and b runs of B.
-        groups: the operation of each row, as a number.
-        control: the control by which drift was removed.
+        differences: logarithm of the ratio B / A of each case.
+        runs: 1/a + 1/b of each case, for a runs of A and b runs of B.
+        groups: the operation of each case, as a number.
+        control: the cases by which the machine's drift was removed.
         paired: whether the runs of both sides alternated, so that drift differs little between them.
     """
     count, operations = len(differences), len(set(groups.tolist()))
@@ -100,7 +102,7 @@ def estimate_spread(
     measured = 0.0
     scaled = residuals / np.sqrt(runs)
     if degrees >= FEW_ROWS:
-        correction = count / degrees  # residuals from medians of few rows are too small
+        correction = count / degrees  # residuals from the median of few cases underestimate the noise
         measured = compute_robust_deviation(np.concatenate([scaled, -scaled])) ** 2 * correction
     elif degrees:
         measured = float(np.sum(scaled**2)) / degrees
@@ -113,17 +115,20 @@ def estimate_spread(
 def combine_variances(
     prior: Floats, prior_degrees: float, own: Floats, degrees: Floats, weight: float
 ) -> tuple[Floats, Floats]:
-    """Return variances per run and degrees of freedom, combined from the spread over rows and each row's own runs.
+    """Return the variance of one run of each case, from the spread over all cases and from the case's own runs.
 
-    Where a row's own runs differ more than the spread over rows implies, only they count: rows of one run can change
-    together, which the spread over rows does not show.
+    If a case's own runs differ more than the spread over cases implies, only its own runs count: cases of one run can
+    change together, which the spread over cases does not show.
 
     Args:
-        prior: variance per run from the spread over rows, per row.
-        prior_degrees: degrees of freedom of `prior` for rows without several runs.
-        own: variance per run from the row's own runs; ignored where `degrees` is 0.
+        prior: variance of one run by the spread over cases, one per case.
+        prior_degrees: degrees of freedom of `prior` for cases without several runs.
+        own: variance of one run by the case's own runs; ignored where `degrees` is 0.
         degrees: degrees of freedom of `own`.
-        weight: the number of runs that `prior` counts as, beside those of `own`.
+        weight: the number of runs as which `prior` counts, beside those of `own`.
+
+    Returns:
+        The variances, and their degrees of freedom.
     """
     repeated = degrees > 0
     combined = (weight * prior + degrees * np.where(repeated, own, 0.0)) / (weight + degrees)
@@ -133,11 +138,11 @@ def combine_variances(
 
 
 def average_runs(table: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the average of each column over its lines (runs), the variance per run, and its degrees of freedom.
+    """Return the trimmed mean of each column of `table` over runs, the variance of one run, and its degrees of freedom.
 
-    The average leaves out the TRIMMED smallest and the TRIMMED largest values, so that a few runs that other programs
-    slowed do not count. The variance is that of Yuen, from the values that are left, and is n times that of the average
-    of n runs. NaN values are left out. The degrees of freedom are 0 for one run.
+    The mean leaves out the fraction TRIMMED of the values at each end, so that a few runs that other programs slowed do
+    not count. The variance is Yuen's, from the values that are left. NaN values are left out. The degrees of freedom
+    are 0 for one run. `table` has shape (runs, columns).
     """
     averages, variances, degrees = np.full(table.shape[1], np.nan), np.zeros(table.shape[1]), np.zeros(table.shape[1])
     for column, values in enumerate(table.T):
@@ -155,7 +160,10 @@ def average_runs(table: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def find_disturbed_operations(records: Iterable[CollectiveRecord]) -> set[str]:
-    """Return the operations of a run that other programs interrupted often; ignores the first sample of each row."""
+    """Return the operations of a run of which too many samples are far above the median, as other programs cause.
+
+    `records` are all measurements of the run. The first sample of each measurement is ignored.
+    """
     far: Counter[str] = Counter()
     samples: Counter[str] = Counter()
     for record in records:
@@ -167,10 +175,14 @@ def find_disturbed_operations(records: Iterable[CollectiveRecord]) -> set[str]:
 
 
 def estimate_operation_variances(differences: Floats, expected: Floats) -> Floats:
-    """Return, per operation, by how much the variance of the differences of all others exceeds the `expected` one.
+    """Return, for each operation, by how much all other operations' differences vary more than expected.
 
     An operation's own difference is left out, so that its change does not hide itself. The estimate is robust: a change
-    of a single other operation has little effect. It is 0 below MIN_OPERATIONS operations.
+    of a single other operation has little effect. The result is 0 for fewer than MIN_OPERATIONS operations.
+
+    Args:
+        differences: logarithm of the ratio B / A of each operation.
+        expected: the variance of each difference by the noise between runs.
     """
     if len(differences) < MIN_OPERATIONS:
         return np.zeros(len(differences))
@@ -181,16 +193,22 @@ def estimate_operation_variances(differences: Floats, expected: Floats) -> Float
 def add_variances(
     first: Floats, degrees: Floats, second: Floats | float, second_degrees: Floats | float
 ) -> tuple[Floats, Floats]:
-    """Return the sums of independent variances, and their degrees of freedom by Satterthwaite's approximation."""
+    """Return the sums of two independent variances, with degrees of freedom by Satterthwaite's approximation.
+
+    `degrees` are the degrees of freedom of `first`, and `second_degrees` those of `second`.
+    """
     total = first + second
     return total, total**2 / (first**2 / degrees + second**2 / second_degrees)
 
 
 def find_spread(differences: Floats, expected: Floats, single: bool) -> tuple[float, float] | None:
-    """Return the range of the differences of an operation's rows without the outer tenths; None if noise explains it.
+    """Return the range of the differences of an operation's cases without the outer tenths; None if it is only noise.
 
-    Cochran's Q tests whether the rows differ by more than the variances `expected` from noise. If runs are `single`,
-    the noise is only known from the spread itself, so there is no such test and the range always counts.
+    Args:
+        differences: logarithm of the ratio B / A of each case.
+        expected: the variance of each difference by noise; Cochran's Q tests whether the cases differ by more.
+        single: whether each side has a single run. With single runs, noise is known from the range itself, and the
+            range always counts.
     """
     from scipy.special import chdtri
 
@@ -203,14 +221,14 @@ def find_spread(differences: Floats, expected: Floats, single: bool) -> tuple[fl
 
 
 def compute_excess(within: Floats) -> Floats:
-    """Return how much the variance within runs of each row exceeds that of most rows, which the spread contains."""
+    """Return by how much the variance within runs of each case exceeds the median over all cases, or 0."""
     return np.maximum(within - np.median(within), 0.0)
 
 
 def compute_batch_variance(samples_us: SampleValues) -> float:
-    """Return the variance of the logarithm of the median of a run's samples, from batches of consecutive samples.
+    """Return the variance of the logarithm of the median of samples, from medians of batches of consecutive samples.
 
-    With fewer than 4 samples, return the variance of the logarithms of the samples.
+    With fewer than 4 samples, returns the variance of the logarithms of the samples.
     """
     logs = np.log(np.maximum(np.asarray(samples_us, np.float64), 1e-3))
     if len(logs) < 2 * 2:

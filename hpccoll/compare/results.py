@@ -1,4 +1,4 @@
-"""The result of a comparison: the records of its rows and operations, and what holds for all of them."""
+"""The result of a comparison of two sets of runs: records of cases and operations, and facts about all of them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,28 @@ from hpccoll.records import (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of a comparison of two sides, each with one or more runs.
+    """The result of a comparison of two sets of runs, A (the baseline) and B.
 
-    `doubts` are the different reasons why operations, or else rows, allow no verdict. `tolerance` is the fraction up to
-    which a slowdown is no regression. `controls` are the rows that show the speed of the machine and are not compared.
-    `only_a`, `only_b` and `wrong` name the rows that one side lacks, and those with a wrong result. `drift` is the
-    ratio B / A that was removed, as the median over rows; `drift_doubt` tells why none was removed. `noise` is the
-    estimated standard deviation of the ratio of two runs of the same software, for one row. `disturbed` names the
-    operations that other programs interrupted, with the number of runs, and the speed of the machine if it changed
-    between two runs. `unreliable` names the sides with runs whose times are unreliable. `plan` tells what to measure to
-    see smaller changes.
+    Args:
+        rows: the compared cases (operation, size, engine, algorithm).
+        operations: the compared operations, each with all of its cases; empty if no operation has two cases.
+        doubts: the different reasons why operations, or else cases, allow no verdict.
+        tolerance: the fraction up to which a slowdown is no regression.
+        controls: cases that show the speed of the machine, and are not compared.
+        only_a: names of cases that only A measured.
+        only_b: names of cases that only B measured.
+        wrong: names of cases with wrong results, which are not compared.
+        runs: the numbers of runs of A and of B.
+        paired: whether the k-th runs of A and B were measured one after the other.
+        control: the kind of `controls`.
+        drift: the change of the machine's speed (B / A) that was removed, as the median over cases.
+        drift_doubt: why no drift was removed; empty if it was.
+        noise: estimated standard deviation of the ratio of two runs of the same software, for one case.
+        disturbed: operations that other programs interrupted, with the number of runs, and the speed of the machine if
+            it changed between two runs.
+        unreliable: the sides with runs whose times are unreliable.
+        differences: the differences between the machines and software of A and B.
+        plan: further measurements that would show smaller changes.
     """
 
     rows: tuple[ComparedRowRecord, ...]
@@ -52,12 +64,12 @@ class Comparison:
 
     @property
     def records(self) -> tuple[ComparedOperationRecord | ComparedRowRecord, ...]:
-        """The operations, then the rows."""
+        """The records of all compared operations, then those of all compared cases."""
         return (*self.operations, *self.rows)
 
     @property
     def widest_interval(self) -> tuple[float, float]:
-        """The smallest and the largest ratio B / A in the intervals of operations, or of rows without operations."""
+        """The smallest and the largest ratio B / A in the intervals of all operations, or else of all cases."""
         compared = self.operations or self.rows
         return min(record.ratio_low for record in compared), max(record.ratio_high for record in compared)
 
@@ -73,15 +85,21 @@ class Comparison:
         return bool(self.doubts) or low < 1 / (1 + change) or high > 1 + change
 
     def list_names(self, verdict: Verdict) -> list[str]:
-        """Return the names of the operations and rows that have a verdict."""
+        """Return the names of the operations and cases with a given verdict."""
         return [record.name for record in self.records if record.verdict is verdict]
 
     def list_regressions(self) -> list[str]:
-        """Return the names of the operations and rows in which B is slower by more than the tolerance."""
+        """Return the names of the operations and cases in which B is slower than A by more than the tolerance."""
         return [record.name for record in self.records if record.regression]
 
     def make_summary(self, a: Sequence[str], b: Sequence[str], stop: StopCause) -> CompareSummaryRecord:
-        """Return the last record of the comparison; `a` and `b` are the files or the command of each side."""
+        """Return the record that summarizes the comparison.
+
+        Args:
+            a: the files or the command of A.
+            b: the files or the command of B.
+            stop: whether all rounds were run.
+        """
         rounds = self.plan.compute_rounds(self.tolerance or DEFAULT_CHANGE) if self.lacks_evidence else None
         shared = {name: getattr(self, name) for name in CompareSummaryRecord.__struct_fields__ if hasattr(self, name)}
         return CompareSummaryRecord(

@@ -27,25 +27,25 @@ PLACEHOLDER = "{json}"  # in a command, stands for the result file that it write
 SIDES = ("a", "b")
 WRONG = 1  # exit status of a benchmark with wrong results; its other rows can be compared
 _ERRORS: dict[int, type[HpccollError]] = {2: UsageError, 3: UnavailableError, 4: CommunicationError}
-_GRACE_S = 5.0  # between the signals that end a run and that kill it
+_GRACE_S = 5.0  # seconds from the SIGTERM that ends a run to the SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkCommand:
-    """The command of one side, and the command-line option that named it."""
+    """The benchmark command of one side, A or B, of `hpccoll compare --rounds`."""
 
     text: str
-    option: str
+    option: str  # the command-line option that named the command, for messages
 
     def make_words(self, file: Path) -> list[str]:
-        """Return the program and its arguments for a run that writes `file`."""
+        """Return the program and its arguments for a run that writes its results to `file`."""
         words = self._split()
         if any(PLACEHOLDER in word for word in words):
             return [word.replace(PLACEHOLDER, str(file)) for word in words]
         return [*words, "--json", str(file), "--overwrite"]
 
     def require_program(self) -> None:
-        """Raise UsageError if the command cannot be parsed, UnavailableError if its program is not there."""
+        """Raise UsageError if the command cannot be parsed, UnavailableError if its program is not found."""
         words = self._split()
         if not words:
             raise UsageError(f"{self.option}: the command is empty; write one such as 'mpirun -n 2 hpccoll bench'")
@@ -65,17 +65,17 @@ class BenchmarkCommand:
 
 @dataclass(frozen=True, slots=True)
 class RoundOptions:
-    """The commands of A and B, the number of rounds, the directory for files, and seconds that a run may take."""
+    """The options of `hpccoll compare --rounds`, which runs two benchmark commands in turns."""
 
-    commands: tuple[BenchmarkCommand, BenchmarkCommand]
+    commands: tuple[BenchmarkCommand, BenchmarkCommand]  # of A and B
     rounds: int
-    directory: Path
-    limit_s: float
-    seed: int
+    directory: Path  # directory for result files and the programs' output
+    limit_s: float  # seconds that a run may take
+    seed: int  # of the random order of A and B in each round
 
 
 def run_rounds(options: RoundOptions) -> Iterator[str]:
-    """Run both commands in turns; yield a description after each run.
+    """Run both commands in turns; yield a description, such as `round 1 A`, after each run.
 
     Raises:
         UsageError: a command or the directory cannot be used, or a command ended with exit status 2.
@@ -94,7 +94,7 @@ def run_rounds(options: RoundOptions) -> Iterator[str]:
 
 
 def list_finished_pairs(directory: Path) -> tuple[list[Path], list[Path]]:
-    """Return the result files of A and of B of all rounds that both sides have finished, in their order."""
+    """Return the result files of A and those of B of all rounds that both sides have finished, in order of rounds."""
     names = [{file.name for file in (directory / side).glob("*.jsonl")} for side in SIDES]
     common = sorted(names[0] & names[1])
     return [directory / SIDES[0] / name for name in common], [directory / SIDES[1] / name for name in common]
@@ -113,7 +113,10 @@ def _prepare_directory(directory: Path) -> None:
 
 
 def _run_once(options: RoundOptions, side: int, number: int) -> None:
-    """Run the command of one side and wait until it has written its result file."""
+    """Run the command of one side in round `number`, until it has written its result file; raise an error if it fails.
+
+    `side` is 0 for A and 1 for B.
+    """
     command = options.commands[side]
     final = options.directory / SIDES[side] / f"{number:03}.jsonl"
     part, log = final.with_suffix(".part"), final.with_suffix(".log")
@@ -124,7 +127,7 @@ def _run_once(options: RoundOptions, side: int, number: int) -> None:
 
 
 def _wait_for(words: list[str], log: Path, limit_s: float) -> int | None:
-    """Run a program with its output in `log` and return its exit status; kill it after `limit_s` and return None."""
+    """Run a command with its output in `log` and return its exit status; None if killed after `limit_s` seconds."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             words,
@@ -143,7 +146,10 @@ def _wait_for(words: list[str], log: Path, limit_s: float) -> int | None:
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """End a program, if it still runs, and all processes of its session; launchers pass the signal on to ranks."""
+    """End a program, if it runs, and kill all processes of its session.
+
+    The program gets SIGTERM first, which MPI launchers pass on to ranks.
+    """
     if process.poll() is None:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -155,7 +161,14 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
 
 
 def _explain_failure(command: BenchmarkCommand, number: int, status: int | None, log: Path) -> HpccollError:
-    """Return the error for a run that did not end with a result file; its class follows from the exit status."""
+    """Return the error for a run that failed or wrote no result file.
+
+    Args:
+        command: the command of the run.
+        number: the round.
+        status: the exit status, which determines the class of the error; None if the run took too long.
+        log: the file with the command's output.
+    """
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     said = f": {lines[-1].strip()[:300]}" if lines else ""
     if status is None:

@@ -21,28 +21,26 @@ from hpccoll.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """The runs of both sides as tables of logarithms: lines are runs, first those of A, and columns are rows."""
+    """The median times of all cases in all runs of both sides, as arrays of shape (runs, cases), A's runs first."""
 
-    keys: tuple[CaseKey, ...]
-    runs: tuple[MeasuredRun, ...]
+    keys: tuple[CaseKey, ...]  # the cases
+    runs: tuple[MeasuredRun, ...]  # the runs of A, then those of B
     split: int  # the number of runs of A
     within: Floats  # variance of each median within its run
-    drift: Drift
-    adjusted: (
-        Floats  # logarithms of medians without drift; NaN where a row is disturbed and other runs can stand for it
-    )
-    usable: NDArray[np.bool_]  # neither missing nor disturbed; only these measurements can give a verdict
-    disturbed: Floats  # additional variance per run of rows that are disturbed in all runs of a side
-    disturbances: tuple[str, ...]
-    paired: bool
+    drift: Drift  # the change of the machine's speed from run to run
+    adjusted: Floats  # logarithms of medians without drift; NaN if disturbed and other runs of the case are not
+    usable: NDArray[np.bool_]  # measurements, neither missing nor disturbed, that can give a verdict
+    disturbed: Floats  # additional variance per run of cases that are disturbed in all runs of a side, shape (cases,)
+    disturbances: tuple[str, ...]  # descriptions of disturbances, for messages
+    paired: bool  # whether the k-th runs of A and B were measured one after the other
 
     def select(self, kept: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """Return the tables of A and of B with the columns `kept`; pairs are complete or missing."""
+        """Return the logarithms of medians of A and of B, shape (runs, cases), for the cases that `kept` marks."""
         a, b = np.split(self.adjusted[:, kept], [self.split])
         return a, b
 
     def collect_samples(self, column: int) -> tuple[Floats, Floats]:
-        """Return all samples of a row of A and of B in microseconds, without drift."""
+        """Return all samples of the case number `column` of A and of B, in microseconds, without drift."""
         sides: tuple[list[Floats], list[Floats]] = ([], [])
         for at, run in enumerate(self.runs):
             if not np.isnan(self.adjusted[at, column]):
@@ -52,7 +50,10 @@ class RunTable:
 
 
 def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[CaseKey], paired: bool, control: Control) -> RunTable:
-    """Return the logarithms of the medians of rows `keys` in all runs, with the drift that `control` shows."""
+    """Return the times of the cases `keys` in all runs of both sides, without the drift that `control` shows.
+
+    If `paired`, the k-th runs of A and B were measured one after the other, and runs without a partner are left out.
+    """
     pairs = min(len(a.runs), len(b.runs)) if paired else max(len(a.runs), len(b.runs))
     runs = (*a.runs[:pairs], *b.runs[:pairs])
     medians, within = np.full((2, len(runs), len(keys)), np.nan)
@@ -89,11 +90,17 @@ def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[CaseKey], pair
 
 
 def _leave_out_disturbed(logs: Floats, disturbed: NDArray[np.bool_], split: int, paired: bool) -> tuple[Floats, Floats]:
-    """Return `logs` with NaN for disturbed measurements, and an additional variance per column.
+    """Return `logs` with NaN for disturbed measurements, and an additional variance per case.
 
-    Disturbed measurements of a column are kept if one of the sides has no others. Such columns get the additional
-    variance. If each side has a single undisturbed run of a column, the column also gets the variance if another
-    operation of this run is disturbed, because other programs may have slowed the whole run.
+    Disturbed measurements of a case are kept if one of the sides has no others. Such cases get the additional variance.
+    If each side has a single undisturbed run of a case, the case also gets the variance if another operation of this
+    run is disturbed, because other programs may have slowed the whole run.
+
+    Args:
+        logs: logarithms of medians, shape (runs, cases), first the runs of A.
+        disturbed: which measurements other programs disturbed, shape (runs, cases).
+        split: the number of runs of A.
+        paired: whether the k-th runs of A and B were measured one after the other.
     """
     usable = ~np.isnan(logs) & ~disturbed
     if paired:
@@ -106,7 +113,10 @@ def _leave_out_disturbed(logs: Floats, disturbed: NDArray[np.bool_], split: int,
 
 
 def _describe_disturbances(operations: Sequence[set[str]], split: int) -> tuple[str, ...]:
-    """Return a string for each side and operation that is disturbed, such as `all_reduce in 1 of 8 runs of B`."""
+    """Return a string for each side and operation that is disturbed, such as `all_reduce in 1 of 8 runs of B`.
+
+    `operations` has the disturbed operations of each run; the first `split` runs are those of A.
+    """
     parts = []
     for name, runs in (("A", operations[:split]), ("B", operations[split:])):
         counts = Counter(op for disturbed in runs for op in sorted(disturbed))
@@ -117,20 +127,20 @@ def _describe_disturbances(operations: Sequence[set[str]], split: int) -> tuple[
 def _mark_uneven_speed(
     disturbed: NDArray[np.bool_], keys: Sequence[CaseKey], log_ratios: Floats, is_control: NDArray[np.bool_]
 ) -> tuple[str, ...]:
-    """Mark rows of pairs of runs as disturbed if the machine's speed changed by different factors for different rows.
+    """Mark measurements as disturbed if the machine's speed changed by different factors for different cases.
 
     Args:
-        disturbed: the table to mark, one line per run: those of A, then those of B.
-        keys: all rows.
-        log_ratios: logarithm of the ratio B / A of the medians without drift, one line per pair of runs.
-        is_control: for each row, whether it is of engine `mpi`.
+        disturbed: the marks, changed in place, shape (runs, cases), first the runs of A.
+        keys: all cases.
+        log_ratios: logarithm of the ratio B / A of the medians without drift, shape (pairs of runs, cases).
+        is_control: for each case, whether it is of engine `mpi` and so shows the machine's speed.
 
     Returns:
-        Descriptions for messages: one if any row was marked, otherwise none.
+        Descriptions for messages: one if any measurement was marked, otherwise none.
     """
     speeds = [_find_uneven_speed(keys, log_ratio, is_control, len(log_ratios) > 1) for log_ratio in log_ratios]
     uneven = [signs for _, signs in speeds if signs]
-    if not uneven or 2 * len(uneven) > len(log_ratios) > 1:  # if most rounds are uneven, this is noise between rounds
+    if not uneven or 2 * len(uneven) > len(log_ratios) > 1:  # unevenness of most rounds is noise between rounds
         return ()
     disturbed |= np.tile([rows for rows, _ in speeds], (2, 1))
     if len(log_ratios) > 1:
@@ -141,15 +151,15 @@ def _mark_uneven_speed(
 def _find_uneven_speed(
     keys: Sequence[CaseKey], log_ratios: Floats, is_control: NDArray[np.bool_], replaceable: bool
 ) -> tuple[NDArray[np.bool_], list[str]]:
-    """Return the rows that a change of the machine's speed between two runs disturbed, and descriptions of the change.
+    """Return which cases a change of the machine's speed between two runs disturbed, and descriptions of the change.
 
     Args:
-        keys: all rows.
-        log_ratios: for each row, the logarithm of the ratio B / A of the medians without drift; NaN where one of the
-            two runs lacks the row.
-        is_control: for each row, whether it is of engine `mpi`.
-        replaceable: whether other pairs of runs remain. If so, a change of an operation's rows of engine `mpi` marks
-            the operation. Otherwise it marks all rows, and only if the operation's other rows changed likewise.
+        keys: all cases.
+        log_ratios: for each case, the logarithm of the ratio B / A of the medians without drift; NaN if one of the two
+            runs lacks the case.
+        is_control: for each case, whether it is of engine `mpi` and so shows the machine's speed.
+        replaceable: whether other pairs of runs remain. If so, a change of an operation's cases of engine `mpi` marks
+            the operation. Otherwise it marks all cases, and only if the operation's other cases changed likewise.
     """
     known = ~np.isnan(log_ratios)
     uneven = np.zeros(len(keys), np.bool_)

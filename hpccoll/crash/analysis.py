@@ -3,7 +3,7 @@
 The rules, in order:
 
 1. Ranks made different calls. Later symptoms may follow from the first different call, so it is the cause.
-2. A process ended before the others. Ranks that already waited for another rank for a second exclude this rule.
+2. A process ended before the others, which had not yet waited for more than a second for a living rank in no call.
 3. A process is stopped, as by SIGSTOP or a debugger.
 4. Waiting ranks wait, directly or through others, for ranks that are in no call. After the end of the job, waits of
    less than a second are no evidence, because every rank is late at times.
@@ -23,28 +23,28 @@ from hpccoll.crash.disagreement import Disagreement, find_first_disagreement
 from hpccoll.crash.evidence import CallRecord, CommunicatorId, JobEvidence, ProcessState
 from hpccoll.crash.wait_graph import WaitGraph, build_wait_graph
 
-LONG_WAIT_S: Final = 1.0  # launchers end the other ranks of a crashed job faster
+LONG_WAIT_S: Final = 1.0  # launchers end the other ranks of a crashed job in less time
 
 
 class Reason(Enum):
-    """Why a job hung or crashed."""
+    """The kind of cause by which an MPI job hung or crashed."""
 
-    MISMATCH = "mismatch"
-    DEAD = "dead"
-    STOPPED = "stopped"
-    ABSENT = "absent"
-    CYCLE = "cycle"
-    INSIDE = "inside"
+    MISMATCH = "mismatch"  # ranks made different calls of one collective
+    DEAD = "dead"  # a process ended before the others
+    STOPPED = "stopped"  # a process is stopped, as by SIGSTOP
+    ABSENT = "absent"  # ranks wait for ranks that are in no call
+    CYCLE = "cycle"  # ranks wait for each other
+    INSIDE = "inside"  # all ranks are in the same collective, which does not end
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class CrashAnalysis:
-    """Why a job hung or crashed.
+    """The cause of an MPI job's hang or crash, and the ranks that caused it.
 
     Attributes:
-        reason: the rule that applied.
-        guilty: the ranks that caused it; empty if the recordings do not show them.
+        reason: the kind of cause.
+        guilty: the ranks that caused the hang or crash; empty if the recordings do not show them.
         suspects: ranks of which one is guilty, if the recordings do not show which (a tie).
         disagreement: the first collective in which ranks made different calls.
         call: the collective or message that ranks wait in; None if no recorded call is open.
@@ -62,7 +62,7 @@ class CrashAnalysis:
 
 
 def analyze(job: JobEvidence) -> CrashAnalysis:
-    """Return why a job hung or crashed, and which ranks caused it."""
+    """Return why an MPI job hung or crashed and which ranks caused it, from the recordings of its ranks."""
     graph = build_wait_graph(job)
     disagreement = find_first_disagreement(job)
     reason, guilty, suspects = _decide(job, graph, disagreement)
@@ -80,7 +80,13 @@ def analyze(job: JobEvidence) -> CrashAnalysis:
 def _decide(
     job: JobEvidence, graph: WaitGraph, disagreement: Disagreement | None
 ) -> tuple[Reason, tuple[int, ...], tuple[int, ...]]:
-    """Return the reason, the guilty ranks, and the suspects of a tie."""
+    """Return the reason of a hang or crash, the guilty ranks, and the suspects if a tie hides which one is guilty.
+
+    Args:
+        job: the recordings of the job's ranks.
+        graph: which ranks wait for which.
+        disagreement: the first collective in which ranks made different calls; None if there is none.
+    """
     if disagreement is not None:
         everybody = tuple(sorted(rank for ranks, _ in disagreement.groups for rank in ranks))
         return Reason.MISMATCH, disagreement.guilty, () if disagreement.guilty else everybody
@@ -102,9 +108,9 @@ def _decide(
 
 
 def _find_dead(job: JobEvidence) -> tuple[int, ...]:
-    """Return the ranks whose processes ended first: the first that another rank noticed, or all that are dead now.
+    """Return the rank whose death another rank noticed first, or else all ranks whose processes are dead now.
 
-    If no process is known to be alive, the job has ended, and the dead processes tell nothing.
+    The result is empty if no process is known to be alive: then the whole job has ended, which is no evidence.
     """
     seen = [(each.seen_dead, rank) for rank, each in job.ranks.items() if each.seen_dead is not None]
     if seen:
@@ -115,7 +121,7 @@ def _find_dead(job: JobEvidence) -> tuple[int, ...]:
 
 
 def _waits_for_others(job: JobEvidence, graph: WaitGraph, dead: Sequence[int]) -> bool:
-    """Whether ranks had long been waiting for a living rank in no call when the ranks `dead` died."""
+    """Whether ranks had waited more than LONG_WAIT_S for a living rank in no call when the ranks `dead` died."""
     others = [rank for rank in graph.outside if rank not in dead]
     times = [each.seen_dead for rank in dead if (each := job.ranks.get(rank)) is not None]
     died = min((time for time in times if time is not None), default=job.end)
@@ -123,7 +129,10 @@ def _waits_for_others(job: JobEvidence, graph: WaitGraph, dead: Sequence[int]) -
 
 
 def _find_longest_wait(job: JobEvidence, graph: WaitGraph, awaited: Sequence[int], now: float) -> float:
-    """Return for how long, up to a time, the first rank had been waiting for one of some ranks."""
+    """Return the seconds up to the time `now` for which some rank had been waiting for a rank in `awaited`.
+
+    Of several waiting ranks, the one that began first counts.
+    """
     began = [
         call.began
         for rank, peers in graph.waits.items()
@@ -134,7 +143,10 @@ def _find_longest_wait(job: JobEvidence, graph: WaitGraph, awaited: Sequence[int
 
 
 def _find_other_order(job: JobEvidence, cycle: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks of a cycle that wait on another communicator than most of its ranks; empty if it is a tie."""
+    """Return the ranks of a cycle of waits that wait on another communicator than most ranks of the cycle.
+
+    The result is empty if no communicator has a majority, or a rank waits for a message.
+    """
     by_communicator: dict[CommunicatorId, list[int]] = {}
     for rank in cycle:
         call = job.ranks[rank].last_call
@@ -148,7 +160,7 @@ def _find_other_order(job: JobEvidence, cycle: Sequence[int]) -> tuple[int, ...]
 
 
 def _find_least_advanced(job: JobEvidence, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Return the rank that has begun fewer rounds of its open collective than all others, if there is one."""
+    """Return the one of `ranks` that has completed fewer rounds of its collective than all others; empty for a tie."""
     calls = {rank: job.ranks[rank].last_call for rank in ranks}
     rounds = {rank: call.round for rank, call in calls.items() if call is not None and call.round is not None}
     least = [rank for rank, completed in rounds.items() if completed == min(rounds.values())]
@@ -156,7 +168,10 @@ def _find_least_advanced(job: JobEvidence, ranks: Sequence[int]) -> tuple[int, .
 
 
 def _choose_call(job: JobEvidence, guilty: Sequence[int]) -> CallRecord | None:
-    """Return the open call that began first, if possible one in which a guilty rank is missing."""
+    """Return the unfinished call that began first, if possible a collective that a guilty rank has not begun.
+
+    The result is None if no call is unfinished.
+    """
     calls = [call for each in job.ranks.values() for call in each.awaited_calls]
     ordered = sorted(calls, key=lambda call: (call.is_message, call.began))
     missed = [call for call in ordered if not call.is_message and any(_is_absent(job, rank, call) for rank in guilty)]
@@ -164,7 +179,7 @@ def _choose_call(job: JobEvidence, guilty: Sequence[int]) -> CallRecord | None:
 
 
 def _has_arrived(job: JobEvidence, rank: int, call: CallRecord) -> bool:
-    """Whether a rank has begun a collective, and not another operation in its place."""
+    """Whether a rank has begun the collective `call`, and not called another operation instead."""
     own = job.ranks.get(rank)
     if own is None or own.progress.get(call.communicator, 0) < call.number:
         return False
@@ -172,5 +187,5 @@ def _has_arrived(job: JobEvidence, rank: int, call: CallRecord) -> bool:
 
 
 def _is_absent(job: JobEvidence, rank: int, call: CallRecord) -> bool:
-    """Whether a rank of the communicator of a collective has not begun this collective."""
+    """Whether a rank belongs to the communicator of the collective `call`, but has not begun this collective."""
     return rank in job.list_members(call.communicator) and not _has_arrived(job, rank, call)

@@ -18,10 +18,11 @@ _NOT_COMPARED = ("form",)  # ranks of a communicator may mix blocking and asynch
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A collective in which ranks made different calls.
+    """A collective of which ranks made different calls, such as different operations or element counts.
 
     Attributes:
-        communicator, number: the collective.
+        communicator: the communicator of the collective.
+        number: the number of the collective among those of the communicator, from 1.
         groups: the ranks that made equal calls, the largest group first, with the call of one of these ranks.
         differing: the names of the arguments that differ; `operation` alone if the operations differ.
         guilty: the ranks outside the largest group; empty if there is no unique largest group.
@@ -35,18 +36,18 @@ class Disagreement:
 
     @property
     def began(self) -> float:
-        """When the first rank began this collective."""
+        """The time at which the first rank began this collective, in seconds on the clock of the recordings."""
         return min(call.began for _, call in self.groups)
 
 
 def find_first_disagreement(job: JobEvidence) -> Disagreement | None:
-    """Return the disagreement that began first, over all communicators; None if all recorded calls agree."""
+    """Return the first collective, over all communicators, in which ranks made different calls; None if all agree."""
     first = [found for calls in _align(job).values() if (found := _find_in_communicator(calls)) is not None]
     return min(first, key=lambda call: call.began, default=None)
 
 
 def _align(job: JobEvidence) -> Mapping[CommunicatorId, Mapping[int, Mapping[int, CallRecord]]]:
-    """Return the recorded collectives by communicator, number and rank, in the order of the numbers."""
+    """Return the recorded collectives of all ranks by communicator, by number (in ascending order) and by rank."""
     aligned: dict[CommunicatorId, dict[int, dict[int, CallRecord]]] = {}
     for rank, evidence in sorted(job.ranks.items()):
         for (communicator, number), call in evidence.collectives.items():
@@ -55,7 +56,10 @@ def _align(job: JobEvidence) -> Mapping[CommunicatorId, Mapping[int, Mapping[int
 
 
 def _find_in_communicator(calls: Mapping[int, Mapping[int, CallRecord]]) -> Disagreement | None:
-    """Return the first disagreement among the collectives of one communicator."""
+    """Return the first disagreement among the collectives of one communicator; None if all calls agree.
+
+    `calls` has the call of each rank by the collective's number, in ascending order.
+    """
     for number, by_rank in calls.items():
         differing = _compare(list(by_rank.values()))
         if differing:
@@ -64,7 +68,7 @@ def _find_in_communicator(calls: Mapping[int, Mapping[int, CallRecord]]) -> Disa
 
 
 def _compare(calls: Sequence[CallRecord]) -> tuple[str, ...]:
-    """Return the names of the arguments in which calls differ; `operation` alone if the operations differ."""
+    """Return the names of the arguments in which the ranks' calls differ; `operation` alone if operations differ."""
     if len({call.operation for call in calls}) > 1:
         return (OPERATION,)
     values: dict[str, set[str]] = {}
@@ -75,7 +79,13 @@ def _compare(calls: Sequence[CallRecord]) -> tuple[str, ...]:
 
 
 def _describe(number: int, by_rank: Mapping[int, CallRecord], differing: tuple[str, ...]) -> Disagreement:
-    """Return the disagreement of calls that differ in the arguments `differing`."""
+    """Return the disagreement of the ranks' calls of one collective.
+
+    Args:
+        number: the collective's number.
+        by_rank: the call of each rank.
+        differing: the names of the arguments that differ, or `operation`.
+    """
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, call in by_rank.items():
         values = tuple(_choose_values(call, differing))
@@ -89,7 +99,7 @@ def _describe(number: int, by_rank: Mapping[int, CallRecord], differing: tuple[s
 
 
 def _choose_values(call: CallRecord, differing: Sequence[str]) -> Iterator[str]:
-    """Yield the values of the arguments whose names are in `differing`."""
+    """Yield a call's values of the arguments in `differing`; an empty string for an argument that the call lacks."""
     details = dict(call.details)
     for name in differing:
         yield call.operation if name == OPERATION else details.get(name, "")

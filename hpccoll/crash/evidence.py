@@ -25,18 +25,19 @@ class ProcessState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One call in a rank's recording.
+    """One communication call of a rank, as its flight recorder kept it. Times are in seconds.
 
     Attributes:
-        communicator: the same identifier on all ranks of the communicator.
-        number: the number of this collective among the rank's collectives on the communicator; 0 for messages.
+        communicator: the communicator's name, the same on all of its ranks.
+        number: the number of this collective among the rank's collectives on the communicator, from 1; 0 for messages.
         operation: the name of the operation, such as `all_reduce` or `recv`.
         details: arguments that all ranks must pass alike, by name: algorithm, count, dtype, root and others. A missing
             argument is compared with nothing.
         began: when the call began.
         ended: when the call ended; None if it had not ended.
         peer: the rank at the other end of a message; None for a collective, or a receive from any rank.
-        round, rounds: how many rounds of the plan this rank had completed, of how many; None if unknown.
+        round: the number of rounds of the algorithm that this rank had completed; None if unknown.
+        rounds: the number of rounds of the algorithm; None if unknown.
         is_awaited: whether the rank's program waits for the call, unlike an asynchronous call that it has only begun.
     """
 
@@ -64,10 +65,12 @@ class CallRecord:
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """A rank's recording, and observations of its process.
+    """The recording of one rank's communication calls, and observations of its process.
 
     Attributes:
-        rank, host, pid: the rank and its process.
+        rank: the rank in MPI.COMM_WORLD.
+        host: the name of the rank's host.
+        pid: the rank's process ID.
         calls: the most recent calls, in the order in which they began.
         process: the state of the process.
         ending: how the rank's program ended, such as `by sys.exit(0)`; empty if it has not ended.
@@ -86,12 +89,12 @@ class RankEvidence:
 
     @cached_property
     def collectives(self) -> Mapping[tuple[CommunicatorId, int], CallRecord]:
-        """The collectives by communicator and number."""
+        """The recorded collectives of the rank by communicator and number."""
         return {call.key: call for call in self.calls if not call.is_message}
 
     @cached_property
     def progress(self) -> Mapping[CommunicatorId, int]:
-        """The number of the last collective that this rank began, by communicator."""
+        """The number of the last collective that this rank began on each communicator."""
         last: dict[CommunicatorId, int] = {}
         for communicator, number in self.collectives:
             last[communicator] = max(number, last.get(communicator, 0))
@@ -99,7 +102,7 @@ class RankEvidence:
 
     @cached_property
     def awaited_calls(self) -> tuple[CallRecord, ...]:
-        """The calls that have not ended and for which the rank's program waits."""
+        """The rank's unfinished calls for which its program waits, in the order in which they began."""
         return tuple(call for call in self.calls if call.ended is None and call.is_awaited)
 
     @property
@@ -110,13 +113,13 @@ class RankEvidence:
 
 @dataclass(frozen=True)
 class JobEvidence:
-    """All that is known about a job.
+    """All evidence of why an MPI job hung or crashed: the recordings of its ranks and the states of their processes.
 
     Attributes:
         size: the number of ranks of the job.
         ranks: the ranks with a recording, by rank.
         members: the ranks of each communicator.
-        now: when the evidence was collected, on the clock of the calls; None to take the latest time in it.
+        now: the time at which the evidence was collected, on the clock of the calls; None if unknown.
         has_ended: whether the job had ended before the evidence was collected.
     """
 
@@ -133,19 +136,19 @@ class JobEvidence:
 
     @cached_property
     def end(self) -> float:
-        """The time to which ages refer: `now`, or the latest time in the recordings."""
+        """The time up to which waits are counted: `now`, or the latest time in the recordings if `now` is unknown."""
         if self.now is not None:
             return self.now
         times = [call.ended or call.began for rank in self.ranks.values() for call in rank.calls]
         return max(times, default=0.0)
 
     def list_members(self, communicator: CommunicatorId) -> tuple[int, ...]:
-        """Return the ranks of a communicator; if they are unknown, the ranks that made calls on it."""
+        """Return the ranks of a communicator; if they are unknown, the ranks that have called collectives on it."""
         known = self.members.get(communicator)
         return known or tuple(rank for rank, each in sorted(self.ranks.items()) if communicator in each.progress)
 
     def find_age(self, own: RankEvidence) -> float:
-        """Return the seconds since a rank's last call ended, or began if it has not ended; 0 without a call."""
+        """Return the seconds since a rank's last call ended, or began if it is unfinished; 0 without a call."""
         call = own.last_call
         if call is None:
             return 0.0

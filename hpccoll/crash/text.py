@@ -1,4 +1,4 @@
-"""Formats an analysis for people, one paragraph per question: who caused it, who arrived, who did what last."""
+"""Formats the cause of a hang or crash as lines: the guilty ranks, the ranks in the call, and all last operations."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hpccoll.crash.analysis import CrashAnalysis, Reason
 from hpccoll.crash.disagreement import OPERATION, Disagreement
 from hpccoll.crash.evidence import CallRecord, JobEvidence, ProcessState, RankEvidence
 
-MOST_LINES: Final = 16  # of ranks with different last calls
+MOST_LINES: Final = 16  # at most this many ranks, or groups of ranks with the same last call, are listed
 _UNTOLD: Final = ("", "blocking")  # most calls are blocking
 PEERS: Final = {"send": "to", "recv": "from"}
 
 
 def format_analysis(job: JobEvidence, analysis: CrashAnalysis) -> str:
-    """Return the analysis of a job as lines of text."""
+    """Return the cause of a job's hang or crash, and all ranks' last operations, as lines to print."""
     lines = [_format_guilty(job, analysis)]
     if analysis.call is not None and not analysis.call.is_message:
         arrived, absent = format_ranks(analysis.arrived), format_ranks(analysis.absent)
@@ -30,7 +30,7 @@ def format_analysis(job: JobEvidence, analysis: CrashAnalysis) -> str:
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as text with ranges, such as `ranks 0-2, 5`; `no rank` if there are none."""
+    """Return ranks as a string with ranges, such as `ranks 0-2, 5`; `no rank` if there are none."""
     if not ranks:
         return "no rank"
     ordered, parts = sorted(ranks), []
@@ -44,7 +44,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 def format_call(call: CallRecord) -> str:
-    """Return a call as text, such as `call 4 (all_reduce, algorithm ring, count 1000)` or `recv from rank 1`."""
+    """Return a call as a string, such as `call 4 (all_reduce, algorithm ring, count 1000)` or `recv from rank 1`."""
     details = ", ".join(f"{name} {value}" for name, value in call.details if value not in _UNTOLD)
     if call.is_message:
         word = PEERS.get(call.operation, "with")
@@ -64,12 +64,12 @@ def format_last_operations(job: JobEvidence, ranks: Sequence[int]) -> str:
 
 
 def _place(job: JobEvidence, call: CallRecord) -> str:
-    """Return a call and its communicator as text."""
+    """Return a call as a string, with its communicator if the job uses several."""
     return format_call(call) + _format_communicator(job, call)
 
 
 def _format_communicator(job: JobEvidence, call: CallRecord) -> str:
-    """Return the communicator of a call as text; empty if the job's recorded calls use one communicator only."""
+    """Return a call's communicator as a string; empty if all recorded calls of the job use the same communicator."""
     used = {each.communicator for rank in job.ranks.values() for each in rank.calls}
     if len(used) < 2:
         return ""
@@ -77,7 +77,7 @@ def _format_communicator(job: JobEvidence, call: CallRecord) -> str:
 
 
 def _format_guilty(job: JobEvidence, analysis: CrashAnalysis) -> str:
-    """Return the guilty ranks and why they are guilty."""
+    """Return a sentence on the ranks that caused the hang or crash, and why."""
     if analysis.guilty:
         each = (f"rank {rank} {_explain(job, rank, analysis)}" for rank in analysis.guilty[:MOST_LINES])
         more = len(analysis.guilty) - MOST_LINES
@@ -100,7 +100,7 @@ def _format_guilty(job: JobEvidence, analysis: CrashAnalysis) -> str:
 
 
 def _explain(job: JobEvidence, rank: int, analysis: CrashAnalysis) -> str:
-    """Return why a rank is guilty, and its last operation."""
+    """Return the clause after `rank N` on why a guilty rank is guilty, with its last operation."""
     own = job.ranks.get(rank)
     if own is None:
         return "has no recording, and other ranks wait for it"
@@ -122,7 +122,7 @@ def _explain(job: JobEvidence, rank: int, analysis: CrashAnalysis) -> str:
 
 
 def format_disagreement(job: JobEvidence, found: Disagreement) -> str:
-    """Return the first different calls of the ranks."""
+    """Return a sentence on the first collective in which ranks made different calls, with the ranks' arguments."""
     call = found.groups[0][1]
     name = f"call {found.number}"
     if found.differing != (OPERATION,):
@@ -154,7 +154,7 @@ def _list_last_operations(job: JobEvidence) -> Iterator[str]:
 
 
 def _format_rounds(group: Sequence[RankEvidence]) -> str:
-    """Return how many rounds of their last calls' plan the ranks have completed; empty if this is unknown."""
+    """Return how many rounds of their last collective the ranks have completed, as a clause; empty if unknown."""
     calls = [own.last_call for own in group if own.last_call is not None and own.last_call.rounds is not None]
     rounds = sorted({call.round or 0 for call in calls})
     if not rounds:
@@ -164,7 +164,7 @@ def _format_rounds(group: Sequence[RankEvidence]) -> str:
 
 
 def _format_last(job: JobEvidence, own: RankEvidence) -> str:
-    """Return the last operation of a rank, and whether the rank is still in it."""
+    """Return a rank's last operation in words, such as `in call 4 (barrier)`, or `after ...` if it has ended."""
     call = own.last_call
     if call is None:
         return "no call"

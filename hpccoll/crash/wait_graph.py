@@ -15,7 +15,7 @@ from hpccoll.crash.evidence import CallRecord, JobEvidence, RankEvidence
 
 @dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """The waits of a job's ranks.
+    """Which ranks of a job wait for which, and where these chains of waits end.
 
     Attributes:
         waits: for each rank in a call, the ranks for which it waits.
@@ -31,7 +31,7 @@ class WaitGraph:
 
 
 def build_wait_graph(job: JobEvidence) -> WaitGraph:
-    """Return the waits of a job's ranks, and the ranks at which these waits end."""
+    """Return which ranks of a job wait for which, and the ranks at which these chains of waits end."""
     waits = {
         rank: frozenset(peer for call in evidence.awaited_calls for peer in list_awaited(job, evidence, call))
         for rank, evidence in job.ranks.items()
@@ -47,7 +47,7 @@ def build_wait_graph(job: JobEvidence) -> WaitGraph:
 
 
 def list_awaited(job: JobEvidence, own: RankEvidence, call: CallRecord) -> frozenset[int]:
-    """Return the ranks for which a rank waits in a call; none if all ranks have arrived in the call."""
+    """Return the ranks for which the rank `own` waits in a call; empty if all needed ranks have begun the call."""
     if not call.is_message:
         return frozenset(job.list_members(call.communicator)) - list_arrived(job, call) - {own.rank}
     if call.peer is None:
@@ -59,19 +59,22 @@ def list_awaited(job: JobEvidence, own: RankEvidence, call: CallRecord) -> froze
 
 
 def list_arrived(job: JobEvidence, call: CallRecord) -> frozenset[int]:
-    """Return the ranks that have begun a collective."""
+    """Return the ranks that have begun the collective `call`."""
     communicator = call.communicator
     return frozenset(rank for rank, each in job.ranks.items() if each.progress.get(communicator, 0) >= call.number)
 
 
 def _answers(other: CallRecord, rank: int, call: CallRecord) -> bool:
-    """Whether a call of the peer is the other end of the message that `rank` sends or receives in `call`."""
+    """Whether `other`, a call of the peer, is the other end of the message that `rank` sends or receives in `call`."""
     is_pair = {other.operation, call.operation} == {"send", "recv"}
     return is_pair and other.communicator == call.communicator and other.peer in (rank, None)
 
 
 def _list_reached(waits: Mapping[int, frozenset[int]], start: int) -> frozenset[int]:
-    """Return the ranks for which a rank waits, directly or through other ranks; includes the rank only in a cycle."""
+    """Return the ranks for which rank `start` waits, directly or through other ranks.
+
+    `waits` has the ranks for which each rank waits directly. The result contains `start` only if it is in a cycle.
+    """
     reached: set[int] = set()
     pending = list(waits[start])
     while pending:
@@ -83,7 +86,10 @@ def _list_reached(waits: Mapping[int, frozenset[int]], start: int) -> frozenset[
 
 
 def _find_cycle(reached: Mapping[int, frozenset[int]], rank: int) -> tuple[int, ...]:
-    """Return the ranks of the cycle that contains a rank and waits for no other rank; empty if there is none."""
+    """Return the ranks that wait for each other in a cycle with `rank`, and for no other rank; empty without a cycle.
+
+    `reached` has the ranks for which each rank waits, directly or through other ranks.
+    """
     members = reached[rank]
     if rank in members and all(reached.get(member) == members for member in members):
         return tuple(sorted(members))

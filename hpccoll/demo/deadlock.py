@@ -18,7 +18,7 @@ STEPS = ("send x to rank {0}", "receive y from rank {0}")
 
 
 def explain_deadlock() -> str:
-    """Return the plan checker's message about the deadlock of two ranks that both send first; sends no message."""
+    """Return the plan checker's message on the deadlock of two ranks that both send first. Sends nothing by MPI."""
     # Each rank sends x (chunk 0) to the other rank, then receives y (chunk 1) from it.
     try:
         check_program([[SendAction(1, 0), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]])
@@ -28,7 +28,12 @@ def explain_deadlock() -> str:
 
 
 def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
-    """On both ranks, send `x` synchronously, then receive; wait at most `limit_s` seconds per step. Collective; blocks.
+    """Cause a deadlock between the two ranks of `world`, which both send before they receive. Collective.
+
+    Args:
+        world: a communicator of two ranks.
+        x: the array to send, synchronously (Issend).
+        limit_s: seconds after which a rank gives up a step.
 
     Raises:
         CommunicationError: the ranks are deadlocked; the message names each rank and its step.
@@ -52,14 +57,14 @@ def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
 
 
 def _format_state(rank: int, step: int) -> str:
-    """Describe the step that a rank has reached; `step` is -1 if the rank did not answer."""
+    """Return in words which of the two STEPS a rank has reached; `step` is -1 if the rank did not answer."""
     if 0 <= step < len(STEPS):
         return f"rank {rank} is still at step {step} ({STEPS[step].format(1 - rank)})"
     return f"rank {rank} has ended" if step == len(STEPS) else f"rank {rank} does not answer"
 
 
 def _wait(request: Any, limit_s: float) -> bool:
-    """Poll `request` until it completes, for at most `limit_s` seconds; return whether it completed."""
+    """Wait for an MPI request for at most `limit_s` seconds; return whether it completed."""
     end = time.monotonic() + limit_s
     while not request.Test():
         if time.monotonic() > end:

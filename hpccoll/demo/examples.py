@@ -21,8 +21,10 @@ class Example(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An example of `hpccoll demo`: functions to call on MPI ranks, their arguments, and texts to print.
 
     Attributes:
+        ranks: number of ranks on which the example runs.
         calls: names of the functions in in_*.py that the example runs, each on new copies of the arguments.
-        inputs: for each argument of a call, the values on the first ranks, which get lists as arrays; others get None.
+        inputs: for each argument of a call, its value on rank 0, 1 and so on: a number, or a list for an array.
+            Ranks beyond the last value get None.
         description: two lines of text.
         titles: table headings of the arguments and of all results.
         operation: the collective that `algorithm` runs; None if the example is not about one collective.
@@ -41,13 +43,13 @@ class Example(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accepts_algorithm: bool = True
 
     def make_arguments(self, rank: int) -> tuple[NDArray[np.float32] | float | None, ...]:
-        """Return the arguments of `rank`: new float32 arrays, numbers, or None."""
+        """Return the arguments of the example's calls on `rank`: new float32 arrays, numbers, or None."""
         values = [each[rank] if rank < len(each) else None for each in self.inputs]
         return tuple(np.array(value, np.float32) if isinstance(value, list) else value for value in values)
 
 
 def _load_examples() -> tuple[Example, ...]:
-    """Return the examples that examples.toml describes."""
+    """Return the examples of `hpccoll demo`, which the file examples.toml describes."""
     text = resources.files("hpccoll.demo").joinpath("examples.toml").read_bytes()
     return msgspec.toml.decode(text, type=dict[str, tuple[Example, ...]])["examples"]
 
@@ -56,7 +58,7 @@ EXAMPLES = _load_examples()
 
 
 def get_example(name: str) -> Example:
-    """Return the example called `name`, or raise UnknownNameError, which lists the valid names."""
+    """Return the example of `hpccoll demo` called `name`; raise UnknownNameError, with the valid names, if none is."""
     for example in EXAMPLES:
         if example.name == name:
             return example
@@ -64,5 +66,5 @@ def get_example(name: str) -> Example:
 
 
 def find_example(operation: Operation) -> Example | None:
-    """Return the first example of `operation` that accepts any algorithm of the operation, or None."""
+    """Return the first example of `operation` that accepts any algorithm of the operation; None if there is none."""
     return next((example for example in EXAMPLES if example.operation is operation and example.accepts_algorithm), None)

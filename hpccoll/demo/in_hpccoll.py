@@ -71,7 +71,7 @@ def send_recv_chain(comm: Any, x: Any) -> Any:
 
 
 def send_recv_chain_async(comm: Any, x: Any) -> Any:
-    """Do the same as `send_recv_chain` by isend and irecv, with a computation before each wait."""
+    """Send x along ranks 0, 1 and 2 (rank 1 doubles x), by isend and irecv with a computation before each wait."""
     sent = [comm.isend(x, dest=1)] if comm.rank == 0 else []
     if comm.rank > 0:
         coming = comm.irecv(x, source=comm.rank - 1)
@@ -87,7 +87,7 @@ def send_recv_chain_async(comm: Any, x: Any) -> Any:
 
 
 def new_group(comm: Any, x: Any) -> Any:
-    """Sum x over ranks {0, 1} and over {2, 3}; return this rank's sum and element 0 of both sums."""
+    """Sum x in place over ranks {0, 1} and over {2, 3}; return this rank's sum, and element 0 of both sums."""
     mine = [0, 1] if comm.rank < 2 else [2, 3]
     pair = comm.new_group(mine)
     pair.all_reduce(x, op="sum")
@@ -140,7 +140,7 @@ def barrier_staggered(comm: Any, seconds: float) -> Any:
 
 
 def send_send_deadlock(comm: Any, x: Any, y: Any) -> Any:
-    """Receive the other rank's x into y without deadlock, because rank 0 sends first and rank 1 receives first."""
+    """Exchange x between two ranks, into y, without deadlock: rank 0 sends first and rank 1 receives first."""
     if comm.rank == 0:
         comm.send(x, dest=1)
         comm.recv(y, source=1)
@@ -151,7 +151,7 @@ def send_send_deadlock(comm: Any, x: Any, y: Any) -> Any:
 
 
 def ring_all_reduce_5(comm: Any, x: Any) -> Any:
-    """Return the results of reduce_scatter, all_gather and all_reduce; all_reduce overwrites x."""
+    """Sum x over the ranks by reduce_scatter and all_gather, and by all_reduce; return all three results."""
     part = comm.reduce_scatter(x, op="sum", algorithm="ring")
     rows = comm.all_gather(part, algorithm="ring")
     comm.all_reduce(x, op="sum", algorithm="ring")
@@ -159,7 +159,10 @@ def ring_all_reduce_5(comm: Any, x: Any) -> Any:
 
 
 def data_parallel(comm: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take a step of gradient descent on the mean square error over all ranks' samples x (b, 2) with targets y."""
+    """Take a training step of a linear model with weights w: each rank has samples x (b, 2) and targets y of its own.
+
+    Gradients are averaged over the ranks. Returns the gradient and the new weights.
+    """
     gradient = (x @ w - y) @ x / (len(x) * comm.size)
     comm.all_reduce(gradient, op="sum")
     w -= gradient / 2
@@ -167,7 +170,11 @@ def data_parallel(comm: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def tensor_parallel(comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply two linear layers to all samples x (b, in); this rank has a part of the hidden features."""
+    """Apply an MLP that is split over the ranks (tensor parallelism) to the samples x (b, in).
+
+    This rank has the weights `first` (in, hidden / ranks) and `second` (hidden / ranks, out) of its hidden features.
+    Returns this rank's hidden features, and the output summed over the ranks.
+    """
     hidden = np.maximum(x @ first, 0)  # (b, hidden / ranks)
     y = hidden @ second  # (b, out), an addend
     comm.all_reduce(y, op="sum")
@@ -175,7 +182,10 @@ def tensor_parallel(comm: Any, x: Any, first: Any, second: Any) -> Any:
 
 
 def sequence_parallel(comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply the layers of `tensor_parallel` to the tokens of all ranks; x (1, in) is this rank's token."""
+    """Apply the MLP of `tensor_parallel` to tokens that are split over the ranks; x (1, in) is this rank's token.
+
+    Returns the tokens of all ranks, and the output for this rank's token.
+    """
     tokens = comm.all_gather(x).reshape(-1, x.shape[1])
     y = np.maximum(tokens @ first, 0) @ second  # (tokens, out), an addend
     own = comm.reduce_scatter(y, op="sum")
@@ -183,7 +193,10 @@ def sequence_parallel(comm: Any, x: Any, first: Any, second: Any) -> Any:
 
 
 def pipeline(comm: Any, x: Any, w: Any) -> Any:
-    """Run the samples x through a layer per rank, y = w x, and back; return inputs and the gradient of the sum of y."""
+    """Run samples forward and backward through a pipeline, in which each rank has one layer, y = w x.
+
+    Returns this rank's inputs, and the gradient with respect to w of the sum of the last layer's outputs.
+    """
     gradient, last = np.zeros(1, np.float32), comm.size - 1
     for i in range(len(x)):
         if comm.rank > 0:
@@ -201,14 +214,20 @@ def pipeline(comm: Any, x: Any, w: Any) -> Any:
 
 
 def expert_parallel(comm: Any, x: Any, w: Any) -> Any:
-    """Let the expert of rank i, a factor w, process token i of every rank, and return it to that rank."""
+    """Send token i of every rank to the expert of rank i, which multiplies it by w, and send the result back.
+
+    Returns the outputs of this rank's expert, and the processed tokens of this rank.
+    """
     tokens = comm.all_to_all(x) * w
     y = comm.all_to_all(tokens)
     return tokens, y
 
 
 def zero(comm: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take the step of `data_parallel`, where rank r updates and sends only part r of the weights w."""
+    """Take the training step of `data_parallel`, where each rank updates only its part of the weights w (ZeRO).
+
+    Returns this rank's part of the gradient, and all new weights.
+    """
     gradient = (x @ w - y) @ x / (len(x) * comm.size)
     own = comm.reduce_scatter(gradient.reshape(comm.size, -1), op="sum").reshape(-1)
     part = w.reshape(comm.size, -1)[comm.rank] - own / 2
@@ -217,7 +236,10 @@ def zero(comm: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def context_parallel(comm: Any, q: Any, k: Any, v: Any) -> Any:
-    """Return the attention of own queries to all tokens; keys and values go around the ring of ranks."""
+    """Return the attention of this rank's queries q to the keys k and values v of all ranks (ring attention).
+
+    Keys and values travel from rank to rank.
+    """
     total, weight, dest = np.zeros_like(v), np.zeros_like(q), (comm.rank + 1) % comm.size
     block = np.concatenate([k, v], axis=1)
     for _ in range(comm.size):

@@ -75,7 +75,7 @@ def send_recv_chain(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def send_recv_chain_async(MPI: Any, comm: Any, x: Any) -> Any:
-    """Do the same as `send_recv_chain` by isend and irecv, with a computation before each wait."""
+    """Send x along ranks 0, 1 and 2 (rank 1 doubles x), by isend and irecv with a computation before each wait."""
     sent = [comm.Isend(x, dest=1)] if comm.rank == 0 else []
     if comm.rank > 0:
         coming = comm.Irecv(x, source=comm.rank - 1)
@@ -90,7 +90,7 @@ def send_recv_chain_async(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def new_group(MPI: Any, comm: Any, x: Any) -> Any:
-    """Sum x over ranks {0, 1} and over {2, 3}; return this rank's sum and element 0 of both sums."""
+    """Sum x in place over ranks {0, 1} and over {2, 3}; return this rank's sum, and element 0 of both sums."""
     pair = comm.Split(color=comm.rank // 2)
     pair.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     both = np.zeros(2, np.float32)
@@ -142,7 +142,7 @@ def barrier_staggered(MPI: Any, comm: Any, seconds: float) -> Any:  # noqa: ARG0
 
 
 def send_send_deadlock(MPI: Any, comm: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Receive the other rank's x into y without deadlock, because rank 0 sends first and rank 1 receives first."""
+    """Exchange x between two ranks, into y, without deadlock: rank 0 sends first and rank 1 receives first."""
     if comm.rank == 0:
         comm.Ssend(x, dest=1)
         comm.Recv(y, source=1)
@@ -153,7 +153,7 @@ def send_send_deadlock(MPI: Any, comm: Any, x: Any, y: Any) -> Any:  # noqa: ARG
 
 
 def ring_all_reduce_5(MPI: Any, comm: Any, x: Any) -> Any:
-    """Return the results of reduce_scatter, all_gather and all_reduce; all_reduce overwrites x."""
+    """Sum x over the ranks by reduce_scatter and all_gather, and by all_reduce; return all three results."""
     part = np.empty(1, np.float32)
     comm.Reduce_scatter_block(x, part, op=MPI.SUM)
     whole = np.empty(5, np.float32)
@@ -163,7 +163,10 @@ def ring_all_reduce_5(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def data_parallel(MPI: Any, comm: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take a step of gradient descent on the mean square error over all ranks' samples x (b, 2) with targets y."""
+    """Take a training step of a linear model with weights w: each rank has samples x (b, 2) and targets y of its own.
+
+    Gradients are averaged over the ranks. Returns the gradient and the new weights.
+    """
     gradient = (x @ w - y) @ x / (len(x) * comm.size)
     comm.Allreduce(MPI.IN_PLACE, gradient, op=MPI.SUM)
     w -= gradient / 2
@@ -171,7 +174,11 @@ def data_parallel(MPI: Any, comm: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def tensor_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply two linear layers to all samples x (b, in); this rank has a part of the hidden features."""
+    """Apply an MLP that is split over the ranks (tensor parallelism) to the samples x (b, in).
+
+    This rank has the weights `first` (in, hidden / ranks) and `second` (hidden / ranks, out) of its hidden features.
+    Returns this rank's hidden features, and the output summed over the ranks.
+    """
     hidden = np.maximum(x @ first, 0)  # (b, hidden / ranks)
     y = hidden @ second  # (b, out), an addend
     comm.Allreduce(MPI.IN_PLACE, y, op=MPI.SUM)
@@ -179,7 +186,10 @@ def tensor_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> Any
 
 
 def sequence_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply the layers of `tensor_parallel` to the tokens of all ranks; x (1, in) is this rank's token."""
+    """Apply the MLP of `tensor_parallel` to tokens that are split over the ranks; x (1, in) is this rank's token.
+
+    Returns the tokens of all ranks, and the output for this rank's token.
+    """
     tokens, own = np.empty((comm.size, x.shape[1]), np.float32), np.empty_like(x)
     comm.Allgather(x, tokens)
     y = np.maximum(tokens @ first, 0) @ second  # (tokens, out), an addend
@@ -188,7 +198,10 @@ def sequence_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> A
 
 
 def pipeline(MPI: Any, comm: Any, x: Any, w: Any) -> Any:  # noqa: ARG001
-    """Run the samples x through a layer per rank, y = w x, and back; return inputs and the gradient of the sum of y."""
+    """Run samples forward and backward through a pipeline, in which each rank has one layer, y = w x.
+
+    Returns this rank's inputs, and the gradient with respect to w of the sum of the last layer's outputs.
+    """
     gradient, last = np.zeros(1, np.float32), comm.size - 1
     for i in range(len(x)):
         if comm.rank > 0:
@@ -206,7 +219,10 @@ def pipeline(MPI: Any, comm: Any, x: Any, w: Any) -> Any:  # noqa: ARG001
 
 
 def expert_parallel(MPI: Any, comm: Any, x: Any, w: Any) -> Any:  # noqa: ARG001
-    """Let the expert of rank i, a factor w, process token i of every rank, and return it to that rank."""
+    """Send token i of every rank to the expert of rank i, which multiplies it by w, and send the result back.
+
+    Returns the outputs of this rank's expert, and the processed tokens of this rank.
+    """
     tokens, y = np.empty_like(x), np.empty_like(x)
     comm.Alltoall(x, tokens)
     tokens *= w
@@ -215,7 +231,10 @@ def expert_parallel(MPI: Any, comm: Any, x: Any, w: Any) -> Any:  # noqa: ARG001
 
 
 def zero(MPI: Any, comm: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take the step of `data_parallel`, where rank r updates and sends only part r of the weights w."""
+    """Take the training step of `data_parallel`, where each rank updates only its part of the weights w (ZeRO).
+
+    Returns this rank's part of the gradient, and all new weights.
+    """
     gradient = (x @ w - y) @ x / (len(x) * comm.size)
     own = np.empty(len(w) // comm.size, np.float32)
     comm.Reduce_scatter_block(gradient, own, op=MPI.SUM)
@@ -225,7 +244,10 @@ def zero(MPI: Any, comm: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def context_parallel(MPI: Any, comm: Any, q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001
-    """Return the attention of own queries to all tokens; keys and values go around the ring of ranks."""
+    """Return the attention of this rank's queries q to the keys k and values v of all ranks (ring attention).
+
+    Keys and values travel from rank to rank.
+    """
     total, weight, dest = np.zeros_like(v), np.zeros_like(q), (comm.rank + 1) % comm.size
     block = np.concatenate([k, v], axis=1)
     for _ in range(comm.size):

@@ -71,7 +71,7 @@ def send_recv_chain(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def send_recv_chain_async(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Do the same as `send_recv_chain` by isend and irecv, with a computation before each wait."""
+    """Send x along ranks 0, 1 and 2 (rank 1 doubles x), by isend and irecv with a computation before each wait."""
     rank = dist.get_rank()
     sent = [dist.isend(x, dst=1)] if rank == 0 else []
     if rank > 0:
@@ -88,7 +88,7 @@ def send_recv_chain_async(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def new_group(torch: Any, dist: Any, x: Any) -> Any:
-    """Sum x over ranks {0, 1} and over {2, 3}; return this rank's sum and element 0 of both sums."""
+    """Sum x in place over ranks {0, 1} and over {2, 3}; return this rank's sum, and element 0 of both sums."""
     rank = dist.get_rank()
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]  # every rank makes both
     dist.all_reduce(x, op=dist.ReduceOp.SUM, group=pairs[rank // 2])
@@ -141,7 +141,7 @@ def barrier_staggered(torch: Any, dist: Any, seconds: float) -> Any:  # noqa: AR
 
 
 def send_send_deadlock(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Receive the other rank's x into y without deadlock, because rank 0 sends first and rank 1 receives first."""
+    """Exchange x between two ranks, into y, without deadlock: rank 0 sends first and rank 1 receives first."""
     if dist.get_rank() == 0:
         dist.send(x, dst=1)
         dist.recv(y, src=1)
@@ -152,7 +152,7 @@ def send_send_deadlock(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: A
 
 
 def ring_all_reduce_5(torch: Any, dist: Any, x: Any) -> Any:
-    """Return the results of reduce_scatter, all_gather and all_reduce; all_reduce overwrites x."""
+    """Sum x over the ranks by reduce_scatter and all_gather, and by all_reduce; return all three results."""
     part, whole = torch.empty(1), torch.empty(5)
     dist.reduce_scatter(part, list(x.split(1)), op=dist.ReduceOp.SUM)
     dist.all_gather(list(whole.split(1)), part)
@@ -161,7 +161,10 @@ def ring_all_reduce_5(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def data_parallel(torch: Any, dist: Any, w: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Take a step of gradient descent on the mean square error over all ranks' samples x (b, 2) with targets y."""
+    """Take a training step of a linear model with weights w: each rank has samples x (b, 2) and targets y of its own.
+
+    Gradients are averaged over the ranks. Returns the gradient and the new weights.
+    """
     gradient = (x @ w - y) @ x / (len(x) * dist.get_world_size())
     dist.all_reduce(gradient, op=dist.ReduceOp.SUM)
     w -= gradient / 2
@@ -169,7 +172,11 @@ def data_parallel(torch: Any, dist: Any, w: Any, x: Any, y: Any) -> Any:  # noqa
 
 
 def tensor_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply two linear layers to all samples x (b, in); this rank has a part of the hidden features."""
+    """Apply an MLP that is split over the ranks (tensor parallelism) to the samples x (b, in).
+
+    This rank has the weights `first` (in, hidden / ranks) and `second` (hidden / ranks, out) of its hidden features.
+    Returns this rank's hidden features, and the output summed over the ranks.
+    """
     hidden = torch.relu(x @ first)  # (b, hidden / ranks)
     y = hidden @ second  # (b, out), an addend
     dist.all_reduce(y, op=dist.ReduceOp.SUM)
@@ -177,7 +184,10 @@ def tensor_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) -> A
 
 
 def sequence_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply the layers of `tensor_parallel` to the tokens of all ranks; x (1, in) is this rank's token."""
+    """Apply the MLP of `tensor_parallel` to tokens that are split over the ranks; x (1, in) is this rank's token.
+
+    Returns the tokens of all ranks, and the output for this rank's token.
+    """
     tokens, own = torch.empty(dist.get_world_size(), x.shape[1]), torch.empty_like(x)
     dist.all_gather_into_tensor(tokens, x)
     y = torch.relu(tokens @ first) @ second  # (tokens, out), an addend
@@ -186,7 +196,10 @@ def sequence_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) ->
 
 
 def pipeline(torch: Any, dist: Any, x: Any, w: Any) -> Any:
-    """Run the samples x through a layer per rank, y = w x, and back; return inputs and the gradient of the sum of y."""
+    """Run samples forward and backward through a pipeline, in which each rank has one layer, y = w x.
+
+    Returns this rank's inputs, and the gradient with respect to w of the sum of the last layer's outputs.
+    """
     gradient, rank, last = torch.zeros(1), dist.get_rank(), dist.get_world_size() - 1
     for i in range(len(x)):
         if rank > 0:
@@ -204,7 +217,10 @@ def pipeline(torch: Any, dist: Any, x: Any, w: Any) -> Any:
 
 
 def expert_parallel(torch: Any, dist: Any, x: Any, w: Any) -> Any:
-    """Let the expert of rank i, a factor w, process token i of every rank, and return it to that rank."""
+    """Send token i of every rank to the expert of rank i, which multiplies it by w, and send the result back.
+
+    Returns the outputs of this rank's expert, and the processed tokens of this rank.
+    """
     tokens, y = torch.empty_like(x), torch.empty_like(x)
     dist.all_to_all_single(tokens, x)
     tokens *= w
@@ -213,7 +229,10 @@ def expert_parallel(torch: Any, dist: Any, x: Any, w: Any) -> Any:
 
 
 def zero(torch: Any, dist: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take the step of `data_parallel`, where rank r updates and sends only part r of the weights w."""
+    """Take the training step of `data_parallel`, where each rank updates only its part of the weights w (ZeRO).
+
+    Returns this rank's part of the gradient, and all new weights.
+    """
     size = dist.get_world_size()
     gradient = (x @ w - y) @ x / (len(x) * size)
     own = torch.empty(len(w) // size)
@@ -224,7 +243,10 @@ def zero(torch: Any, dist: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def context_parallel(torch: Any, dist: Any, q: Any, k: Any, v: Any) -> Any:
-    """Return the attention of own queries to all tokens; keys and values go around the ring of ranks."""
+    """Return the attention of this rank's queries q to the keys k and values v of all ranks (ring attention).
+
+    Keys and values travel from rank to rank.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     total, weight, block = torch.zeros_like(v), torch.zeros_like(q), torch.cat([k, v], 1)
     for _ in range(size):

@@ -17,7 +17,7 @@ LIBRARIES: dict[str, ModuleType] = {"hpccoll": in_hpccoll, "mpi4py": in_mpi4py, 
 
 
 def format_library_calls(example: Example) -> dict[str, str]:
-    """Return a dictionary from a library's name to the source code of the example's calls of this library."""
+    """Return the source code of an example's calls in each library (hpccoll, mpi4py, torch.distributed), by name."""
     return {
         library: "\n\n".join(get_function_body(getattr(module, call)) for call in example.calls)
         for library, module in LIBRARIES.items()

@@ -27,9 +27,12 @@ class RankValues:
 
 
 def run_example(example: Example, comm: Communicator, algorithm: Algorithm | None) -> RankValues:
-    """Run every call of the example, each on new arguments, and return this rank's values. Collective; blocks.
+    """Run an example on the ranks of `comm`, and return this rank's arguments and results. Collective over `comm`.
 
-    `comm` must have `example.ranks` ranks. If `algorithm` is None, `comm` chooses one for the example's operation.
+    Args:
+        example: the example; each of its calls gets new arguments.
+        comm: a communicator with `example.ranks` ranks.
+        algorithm: the algorithm that runs the example's operation; None lets `comm` select one.
     """
     before = tuple(_as_list(value) for value in example.make_arguments(comm.rank))
     chosen_comm = comm if algorithm is None else _CommunicatorWithAlgorithm(comm, algorithm)
@@ -47,7 +50,7 @@ def run_example(example: Example, comm: Communicator, algorithm: Algorithm | Non
 
 
 class _CommunicatorWithAlgorithm:
-    """A communicator that runs a given algorithm whenever the algorithm's operation is called."""
+    """Wraps a communicator so that calls of one operation, that of `algorithm`, run this algorithm."""
 
     def __init__(self, comm: Communicator, algorithm: Algorithm) -> None:
         self._comm, self._algorithm = comm, algorithm

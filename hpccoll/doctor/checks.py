@@ -30,7 +30,7 @@ _AREA_ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """The findings on one host, and the host's CPU quota and MPI library."""
+    """The results of all checks of one host (`hpccoll doctor`), and the host's CPU quota and MPI library."""
 
     name: str  # host name
     findings: tuple[Finding, ...]  # findings that concern this host alone
@@ -39,7 +39,12 @@ class HostReport:
 
 
 def check_host(ranks: Sequence[RankInfo], limit_s: float) -> HostReport:
-    """Run all checks of this host, on which `ranks` run (this rank first); each new process has `limit_s` seconds."""
+    """Run all checks of this host, and return their findings.
+
+    Args:
+        ranks: the ranks of the job on this host, this rank first.
+        limit_s: seconds that each process which a check starts may run.
+    """
     threads = len(ranks[0].cores) if is_torch_installed() else 1
     cores = len({core for rank in ranks for core in rank.cores})
     in_processes: list[tuple[str, Check]] = [
@@ -74,7 +79,7 @@ def check_host(ranks: Sequence[RankInfo], limit_s: float) -> HostReport:
 
 
 def _report_versions(versions: Mapping[str, str | None]) -> Finding:
-    """Return a finding that lists the versions of the installed packages and of MPI."""
+    """Return a finding that lists the versions of the installed packages and of MPI; None means not installed."""
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name != "mpi_wheel")
     missing = [name for name in ("torch", "cupy") if not versions.get(name)]
     if missing:
@@ -83,7 +88,13 @@ def _report_versions(versions: Mapping[str, str | None]) -> Finding:
 
 
 def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[Finding]:
-    """Run the job's checks on rank 0, for `limit_s` seconds per process; return all findings by area and severity."""
+    """Run the checks of the whole job on rank 0; return the findings of all hosts and the job, by area and severity.
+
+    Args:
+        hosts: the results of `check_host` on each host.
+        job: the ranks of the job.
+        limit_s: seconds that each process which a check starts may run.
+    """
     by_host = [(host.name, finding) for host in hosts for finding in host.findings]
     findings = merge_findings(by_host) if len(hosts) > 1 else [finding for _, finding in by_host]
     findings += job.findings

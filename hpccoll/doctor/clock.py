@@ -15,12 +15,18 @@ _CALLS = 20_000
 
 
 def check_clock(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the clock source, `time.perf_counter_ns` and the cores' frequency, from files below `root`."""
+    """Return findings on the clock source, `time.perf_counter_ns` and the cores' frequency.
+
+    `root` is the directory that contains proc and sys, another one than `/` in tests.
+    """
     return [check_clock_source(root), check_perf_counter(), *check_frequency(root)]
 
 
 def check_clock_source(root: Path) -> Finding:
-    """Return a finding on the kernel's clock source, which determines how long it takes to read the time."""
+    """Return a finding on the kernel's clock source, on which the cost of reading the time depends.
+
+    `root` is the directory that contains proc and sys.
+    """
     directory = root / "sys/devices/system/clocksource/clocksource0"
     current, offered = (read_text(directory / f"{name}_clocksource") for name in ("current", "available"))
     flags = _read_cpu_flags(root)
@@ -41,7 +47,10 @@ def check_clock_source(root: Path) -> Finding:
 
 
 def check_perf_counter() -> Finding:
-    """Measure the cost and resolution of `time.perf_counter_ns`, the clock of all benchmarks; runs for milliseconds."""
+    """Measure `time.perf_counter_ns`, the clock of all benchmarks; return a finding on its cost and resolution.
+
+    Takes a few milliseconds.
+    """
     begin = time.perf_counter_ns()
     times = [time.perf_counter_ns() for _ in range(_CALLS)]
     cost_ns = (times[-1] - begin) / _CALLS
@@ -57,7 +66,10 @@ def check_perf_counter() -> Finding:
 
 
 def check_frequency(root: Path) -> list[Finding]:
-    """Return findings on the frequency governor and turbo, which change the cores' frequency during measurements."""
+    """Return findings on the frequency governor and turbo, which change the cores' frequency during measurements.
+
+    `root` is the directory that contains sys.
+    """
     cpus = root / "sys/devices/system/cpu"
     governor = read_text(cpus / "cpu0/cpufreq/scaling_governor")
     no_turbo, boost = read_text(cpus / "intel_pstate/no_turbo"), read_text(cpus / "cpufreq/boost")
@@ -80,7 +92,7 @@ def check_frequency(root: Path) -> list[Finding]:
 
 
 def _read_cpu_flags(root: Path) -> set[str]:
-    """Return the processor's flags from /proc/cpuinfo; an empty set if the file has no line `flags`."""
+    """Return the processor's flags from proc/cpuinfo below `root`; an empty set if the file has no line `flags`."""
     for line in (read_text(root / "proc/cpuinfo") or "").splitlines():
         if line.startswith("flags"):
             return set(line.partition(":")[2].split())

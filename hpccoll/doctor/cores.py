@@ -24,7 +24,10 @@ _FEWER_RANKS = (
 
 
 def check_cores(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the cores and the CPU quota of this process, from files below `root`."""
+    """Return findings on the cores that this process may use, and on a control group's limit of its CPU time.
+
+    `root` is the directory that contains proc and sys, another one than `/` in tests.
+    """
     usable, online = sorted(os.sched_getaffinity(0)), os.cpu_count() or 1
     physical = count_physical_cores(usable, root)
     found, remedy = f"{len(usable)} of {online} logical cores may be used", ""
@@ -45,16 +48,17 @@ def check_cores(root: Path = Path("/")) -> list[Finding]:
 
 
 def count_physical_cores(cpus: Sequence[int], root: Path) -> int:
-    """Return the number of physical cores to which the logical cores `cpus` belong."""
+    """Return the number of physical cores to which the logical cores `cpus` belong, from sys below `root`."""
     topology = root / "sys/devices/system/cpu"
     return len({read_text(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
 
 
 def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
-    """Return the CPU quota of this process in cores (None: unlimited), and the file and value that set it.
+    """Return the limit of this process's CPU time by control groups, in cores (None: unlimited), and its evidence.
 
-    The file is `cpu.max` in cgroup v2 (`max 100000`, or quota and period such as `50000 100000`), and
-    `cpu.cfs_quota_us` in cgroup v1 (-1: unlimited). Of the quotas of a cgroup and its ancestors, the smallest applies.
+    The evidence is the file and value that set the limit. The file is `cpu.max` in cgroup v2 (`max 100000`, or quota
+    and period such as `50000 100000`), and `cpu.cfs_quota_us` in cgroup v1 (-1: unlimited). Of the quotas of a cgroup
+    and its ancestors, the smallest applies.
     """
     quotas: list[tuple[float, str]] = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
@@ -75,7 +79,10 @@ def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
 
 
 def _read_quota_v2(group: Path) -> tuple[float, str] | None:
-    """Return a cgroup v2 directory's CPU quota in cores, and the file and value that set it; None if unlimited."""
+    """Return the CPU quota of a control group (version 2) in cores, and its file and value; None if unlimited.
+
+    `group` is the group's directory.
+    """
     words = (read_text(group / "cpu.max") or "max").split()
     if words[0] == "max":
         return None
@@ -84,7 +91,10 @@ def _read_quota_v2(group: Path) -> tuple[float, str] | None:
 
 
 def _read_quota_v1(group: Path) -> tuple[float, str] | None:
-    """Return a cgroup v1 directory's CPU quota in cores, and the file and value that set it; None if unlimited."""
+    """Return the CPU quota of a control group (version 1) in cores, and its file and value; None if unlimited.
+
+    `group` is the group's directory.
+    """
     quota, period = (read_int(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     if quota is None or quota < 0 or not period:
         return None
@@ -92,7 +102,12 @@ def _read_quota_v1(group: Path) -> tuple[float, str] | None:
 
 
 def check_rank_placement(ranks: Sequence[RankInfo], quotas: Mapping[str, float | None]) -> list[Finding]:
-    """Return for each host a finding on oversubscription and one on core binding; `quotas` maps hosts to CPU quotas."""
+    """Return two findings per host: on more ranks than cores, and on the binding of ranks to cores.
+
+    Args:
+        ranks: all ranks of the job.
+        quotas: the CPU quota of each host in cores; None means unlimited.
+    """
     findings = []
     for host in dict.fromkeys(rank.host for rank in ranks):
         on_host = [rank for rank in ranks if rank.host == host]
@@ -101,7 +116,13 @@ def check_rank_placement(ranks: Sequence[RankInfo], quotas: Mapping[str, float |
 
 
 def _check_oversubscription(host: str, ranks: Sequence[RankInfo], quota: float | None) -> Finding:
-    """Return a finding that compares the number of ranks on a host with the cores and the CPU quota they may use."""
+    """Return a finding on whether a host has more ranks than cores that they may use.
+
+    Args:
+        host: the host's name.
+        ranks: the ranks on the host.
+        quota: the host's CPU quota in cores; None if unlimited.
+    """
     cores = sorted({core for rank in ranks for core in rank.cores})
     limit = len(cores) if quota is None else min(len(cores), quota)
     found = f"{format_count(len(ranks), 'rank')} on {limit:g} core{'s' * (limit != 1)}"

@@ -36,7 +36,7 @@ _NETWORK_VARIABLES = (
 
 
 def _is_on(value: str) -> bool:
-    """Whether the value of a boolean variable is none of `0`, `no`, `off`, `false` and the like."""
+    """Whether the value of a boolean environment variable means true: any value but `0`, `no`, `off`, `false`, etc."""
     return value.strip().lower() not in ("", "0", "no", "off", "false", "none", "disable")
 
 
@@ -52,13 +52,16 @@ class HarmfulSetting:
 
 
 def _excludes(value: str, names: set[str]) -> bool:
-    """Whether a list such as `tcp,self` omits all of `names`, or a list such as `^sm,tcp` excludes one of them."""
+    """Whether `value`, a list of Open MPI components or UCX transports, excludes `names`.
+
+    A list such as `tcp,self` excludes names if it contains none of them; a list such as `^sm,tcp` if it contains one.
+    """
     listed = set(value.lstrip("^").split(","))
     return bool(listed & names) if value.startswith("^") else not listed & names
 
 
 def _ucx_excludes_shared_memory(value: str) -> bool:
-    """Whether a value of UCX_TLS leaves UCX without a shared-memory transport."""
+    """Whether UCX has no shared-memory transport with this value of the variable UCX_TLS."""
     shared = {"sm", "shm"}
     if not value.startswith("^"):
         shared |= {"all", "posix", "sysv", "xpmem", "cma", "knem"}
@@ -108,6 +111,7 @@ def check_environment(environ: Mapping[str, str], ranks: int, cores: int, defaul
     """Return findings on harmful settings, thread counts and misspelt HPCCOLL_ variables, or one OK finding.
 
     Args:
+        environ: the environment variables.
         ranks: number of ranks of this job on this host.
         cores: number of cores that the ranks of this job on this host may use.
         default_threads: number of threads that torch starts per rank if OMP_NUM_THREADS is unset; 1 without torch.
@@ -142,7 +146,14 @@ def report_network_variables(environ: Mapping[str, str]) -> Finding:
 
 
 def _check_threads(omp_num_threads: str, ranks: int, cores: int, default_threads: int) -> list[Finding]:
-    """Return a warning if the ranks of a host start more threads than the host has cores; else an empty list."""
+    """Return a warning if the ranks of a host start more threads than the host has cores; else an empty list.
+
+    Args:
+        omp_num_threads: the value of OMP_NUM_THREADS; empty if it is not set.
+        ranks: number of ranks on the host.
+        cores: number of cores that the ranks may use.
+        default_threads: number of threads that torch starts per rank if OMP_NUM_THREADS is not set; 1 without torch.
+    """
     remedy = f"export OMP_NUM_THREADS={max(1, cores // max(1, ranks))}"
     if omp_num_threads.isdecimal() and int(omp_num_threads) * ranks > max(cores, ranks):
         threads = int(omp_num_threads) * ranks

@@ -45,7 +45,10 @@ Check = Callable[[], Sequence[Finding]]
 
 
 def run_check(area: str, check: Check) -> list[Finding]:
-    """Return the findings of `check`; if it raises an exception, return a warning in `area` instead."""
+    """Call `check` and return its findings; if it raises an exception, return a warning about this instead.
+
+    `area` is the subject of the warning, such as `clock`.
+    """
     try:
         return list(check())
     except Exception as error:  # noqa: BLE001 - one unreadable file must not end the other checks
@@ -56,7 +59,10 @@ def run_check(area: str, check: Check) -> list[Finding]:
 
 
 def merge_findings(findings: Sequence[tuple[str, Finding]]) -> list[Finding]:
-    """Merge findings of several hosts that differ only in their evidence into one finding, which names the hosts."""
+    """Merge findings of several hosts that differ only in their evidence, and return the merged findings.
+
+    `findings` are pairs of a host's name and a finding. A merged finding names its hosts.
+    """
     evidence_by_host: dict[Finding, dict[str, str]] = {}
     for host, finding in findings:
         evidence_by_host.setdefault(replace(finding, evidence=""), {})[host] = finding.evidence

@@ -18,7 +18,7 @@ from hpccoll.units import format_count
 
 AREA, IPC, CUDA_AWARE = "gpu", "cuda ipc", "cuda-aware mpi"
 QUERY = ("index", "name", "driver_version", "mig.mode.current", "compute_mode", "persistence_mode", "memory.total")
-# Slow links in nvidia-smi topo: across sockets, across host bridges of a socket, through one host bridge.
+# nvidia-smi's names of slow links: across sockets, across host bridges of a socket, through one host bridge.
 _SLOW_LINKS = ("SYS", "NODE", "PHB")
 _NVML_SCRIPT = """
 import json, pynvml as n
@@ -34,7 +34,7 @@ print(json.dumps({"version": cupy.__version__, "runtime": r.runtimeGetVersion(),
 
 
 def check_gpus(limit_s: float) -> list[Finding]:
-    """Start processes that query and use the GPUs of this host; return findings (only one if there is no GPU).
+    """Start processes that query and use the GPUs of this host; return findings, only one if there is no GPU.
 
     The process that asks the CUDA driver for devices may run for `limit_s` seconds, each later process for a minute or
     `limit_s` seconds, whichever is longer.
@@ -52,7 +52,7 @@ def check_gpus(limit_s: float) -> list[Finding]:
 
 
 def check_cuda_aware_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
-    """Try every MPI operation on device memory, each in a job of its own, and return one finding per operation.
+    """Try every MPI operation on GPU memory, each in a job of its own, and return one finding per operation.
 
     `mpirun` is the launcher of the MPI library that this Python loads; if `mpirun` is None, each job has one rank.
     A job may run for `limit_s` seconds or a minute, whichever is longer.
@@ -62,7 +62,7 @@ def check_cuda_aware_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
 
 
 def report_no_device(info: dict[str, Any]) -> Finding:
-    """Return the finding for a host on which CUDA finds no device.
+    """Return the finding for a host on which CUDA finds no device; `info` is the output of probe_cuda.py.
 
     The finding is a problem if the host has device files of GPUs (/dev/nvidia*), else a note.
     """
@@ -76,7 +76,10 @@ def report_no_device(info: dict[str, Any]) -> Finding:
 
 
 def check_devices(info: dict[str, Any]) -> list[Finding]:
-    """Return findings on the devices, their compute modes, and peer-to-peer access between them."""
+    """Return findings on the GPUs, their compute modes, and their access to each other's memory (peer-to-peer).
+
+    `info` is the output of probe_cuda.py.
+    """
     names = [device["name"] for device in info["devices"]]
     found = f"{format_count(len(names), 'CUDA device')}: {format_list(names)}"
     visible = f"CUDA_VISIBLE_DEVICES: {info['visible']!r}"
@@ -101,7 +104,7 @@ def check_devices(info: dict[str, Any]) -> list[Finding]:
 
 
 def check_nvidia_smi(limit_s: float) -> list[Finding]:
-    """Run nvidia-smi; return findings on driver, MIG, persistence mode and links."""
+    """Run nvidia-smi, at most `limit_s` seconds per call; return findings on driver, MIG, persistence and links."""
     result = run_command(["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader"], limit_s)
     if not result.succeeded:
         remedy = "look at dmesg; nvidia-smi comes with the driver (in a container, with its utility capability)"
@@ -129,7 +132,7 @@ def parse_smi_query(result: CommandResult) -> list[Finding]:
 
 
 def parse_smi_topology(result: CommandResult) -> list[Finding]:
-    """Return a finding on the links between GPUs from the output of `nvidia-smi topo -m`; [] if it shows no links."""
+    """Return a finding on the links between GPUs from the output of `nvidia-smi topo -m`; empty without links."""
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("GPU")]
     gpus = range(len(rows))
     kinds = sorted({row[1 + j] for i, row in enumerate(rows) for j in gpus if i != j and len(row) > len(gpus)})
@@ -143,7 +146,7 @@ def parse_smi_topology(result: CommandResult) -> list[Finding]:
 
 
 def check_nvml(limit_s: float) -> Finding:
-    """Start a process that imports nvidia-ml-py (optional); return a finding on whether nvidia-ml-py works."""
+    """Return a finding on whether nvidia-ml-py works, tried in a process for at most `limit_s` seconds."""
     shown = "python -c 'import pynvml; pynvml.nvmlInit(); ...'"
     result = run_python(["-c", _NVML_SCRIPT], limit_s, shown=shown)
     info = result.parse_json()
@@ -156,7 +159,7 @@ def check_nvml(limit_s: float) -> Finding:
 
 
 def check_cupy(limit_s: float) -> Finding:
-    """Start a process that computes with CuPy on a GPU; return a finding on whether CuPy works."""
+    """Return a finding on whether CuPy computes on a GPU, tried in a process for at most `limit_s` seconds."""
     result = run_python(["-c", _CUPY_SCRIPT], limit_s, shown="python -c 'import cupy; cupy.arange(4).sum()'")
     info = result.parse_json()
     if info is None or info["sum"] != 6:
@@ -188,7 +191,10 @@ def check_cuda_ipc(result: CommandResult) -> Finding:
 
 
 def judge_operations(results: Sequence[tuple[str, CommandResult]]) -> list[Finding]:
-    """Return a finding for each pair of an operation and its `probe_operation` result, and one more if all passed."""
+    """Return a finding per MPI operation on whether it accepts GPU memory, and one more if all operations do.
+
+    `results` are pairs of an operation's name and the result of `probe_operation`.
+    """
     findings = []
     remedy = (
         "hpccoll sends device buffers through pinned host memory; to avoid that, use a CUDA-aware build (Open MPI: "

@@ -17,13 +17,19 @@ _REASONS = {"memlock": "InfiniBand's registered buffers", "stack": "the MPI libr
 
 
 def check_limits(limit_s: float, root: Path = Path("/")) -> list[Finding]:
-    """Return findings on resource limits and cross-memory attach; starts a process for at most `limit_s` seconds."""
+    """Return findings on resource limits, and on whether ranks can read each other's memory (cross-memory attach).
+
+    Starts a process for at most `limit_s` seconds. `root` is the directory that contains proc and sys.
+    """
     has_infiniband = any((root / "sys/class/infiniband").glob("*"))
     return [*check_resource_limits(has_infiniband), check_cross_memory_attach(limit_s, root)]
 
 
 def check_resource_limits(has_infiniband: bool) -> list[Finding]:
-    """Return a warning for each resource limit of this process that is too low, or one OK finding."""
+    """Return a warning for each resource limit (ulimit) of this process that is too low for MPI, or one OK finding.
+
+    With `has_infiniband`, locked memory must be unlimited.
+    """
     requirements = {
         # With InfiniBand, locked memory must be unlimited, because MPI registers (locks) its buffers.
         "memlock": ("ulimit -l", resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY if has_infiniband else 0),
@@ -49,14 +55,17 @@ def check_resource_limits(has_infiniband: bool) -> list[Finding]:
 
 
 def _format_limit(name: str, value: int) -> str:
-    """Format a resource limit: a size with its unit for a limit on memory, else a number."""
+    """Return the value of the resource limit `name`, such as `stack`, as a string: a size with unit or a number."""
     if value == resource.RLIM_INFINITY:
         return "unlimited"
     return format_size(value) if name in ("memlock", "stack") else str(value)
 
 
 def check_cross_memory_attach(limit_s: float, root: Path = Path("/")) -> Finding:
-    """Start two processes that read each other's memory, as MPI does for a single-copy transfer; return a finding."""
+    """Return a finding on whether two processes can read each other's memory, as MPI does for single-copy transfers.
+
+    Starts the processes, for at most `limit_s` seconds. `root` is the directory that contains proc.
+    """
     scope = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
     yama = f"/proc/sys/kernel/yama/ptrace_scope: {scope}" if scope is not None else "no Yama in this kernel"
     result = run_python(["-m", "hpccoll.doctor.probe_cma"], limit_s)

@@ -23,7 +23,7 @@ AREA, VERSIONS = "launcher", "versions"
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """A rank's number, its host, the cores it may run on, and its package versions (None: not installed)."""
+    """One rank of the job: its host, the cores that it may run on, and its package versions (None: not installed)."""
 
     rank: int
     host: str
@@ -33,7 +33,7 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True)
 class MpiJob:
-    """The ranks of this job, a communicator of all ranks, and findings on the launcher."""
+    """The MPI job in which `hpccoll doctor` runs: its ranks, their communicator, and findings on the launcher."""
 
     world: MPI.Intracomm | None  # MPI.COMM_WORLD; None if this process did not start MPI
     ranks: tuple[RankInfo, ...]  # one entry per rank
@@ -41,10 +41,10 @@ class MpiJob:
 
 
 def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
-    """Start MPI in this process, which a launcher started, and all-gather the RankInfo of all ranks. Collective.
+    """Start MPI in this process, which a launcher started, and return the job with the data of all ranks. Collective.
 
-    If MPI cannot start, return a job of one process with a finding on the reason. A rank that still waits in MPI after
-    `limit_s` seconds is killed with a message.
+    If MPI cannot start, returns a job of one process with a finding on the reason. A rank that still waits in MPI after
+    `limit_s` seconds is killed with a message. `environ` has the environment variables.
     """
     message = (
         f"hpccoll doctor: MPI did not connect the ranks within {limit_s:g} s (rank on {platform.node()}); run hpccoll "
@@ -68,14 +68,17 @@ def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
 
 
 def describe_unlaunched_process(environ: Mapping[str, str]) -> MpiJob:
-    """Describe this process, which no launcher started, as a job of one rank; do not start MPI."""
+    """Return a job of one rank, this process, which no launcher started; MPI is not started.
+
+    `environ` has the environment variables.
+    """
     found = "started without a launcher; under mpirun or srun, ranks, binding and hosts are checked as well"
     remedy = "mpirun -n 2 hpccoll doctor"
     return _make_single_process_job(Finding(AREA, Severity.NOTE, found, _format_launcher_sizes(environ), remedy))
 
 
 def _make_single_process_job(finding: Finding) -> MpiJob:
-    """Return a job that consists of this process, without MPI."""
+    """Return a job that consists of this process without MPI, with a finding on the reason."""
     return MpiJob(None, (describe_this_rank(0, {}),), (finding,))
 
 
@@ -87,7 +90,7 @@ def _format_launcher_sizes(environ: Mapping[str, str]) -> str:
 
 
 def describe_this_rank(rank: int, versions: Mapping[str, str | None]) -> RankInfo:
-    """Return the RankInfo of this process, which is rank `rank`; no communication."""
+    """Return the host, the cores and the package `versions` of this process, which is rank `rank`."""
     return RankInfo(rank, platform.node(), tuple(sorted(os.sched_getaffinity(0))), dict(versions))
 
 

@@ -24,13 +24,19 @@ _INSTALL = f"{format_install_command('mpi')}, or module load the site's MPI and 
 
 
 def run_mpi_probe(limit_s: float) -> CommandResult:
-    """Start MPI on one rank in a new process; return the process's output, a description of the MPI library."""
+    """Start MPI on one rank in a new process, for at most `limit_s` seconds; return the process's result.
+
+    The process prints a description of the MPI library as JSON.
+    """
     with standalone_mpi_environment() as environ:
         return run_python(["-m", "hpccoll.doctor.probe_mpi"], limit_s, environ)
 
 
 def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
-    """Return findings on the MPI library from `run_mpi_probe`'s result; runs mpirun and, for Open MPI, ompi_info."""
+    """Return findings on the MPI library from the result of `run_mpi_probe`.
+
+    Runs mpirun and, for Open MPI, ompi_info, each for at most `limit_s` seconds.
+    """
     info = result.parse_json()
     if info is None:
         remedy = f"for the full error: python -m hpccoll.doctor.probe_mpi; {_INSTALL}"
@@ -43,7 +49,10 @@ def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
 
 
 def report_library(info: dict[str, Any]) -> Finding:
-    """Return a finding with the library's name, version, MPI standard, thread level and file."""
+    """Return a finding with the MPI library's name, version, MPI standard, thread level and file.
+
+    `info` is the output of probe_mpi.py.
+    """
     major, minor = info["standard"]
     found = f"{info['library']}, standard {major}.{minor}, threads {info['threads']}"
     evidence = f"MPI.Get_library_version: {info['version'].splitlines()[0].strip()}; {', '.join(info['files'])}"
@@ -51,7 +60,10 @@ def report_library(info: dict[str, Any]) -> Finding:
 
 
 def check_mpich_device(info: dict[str, Any]) -> list[Finding]:
-    """Return a finding on MPICH's device (ch4 is fast, ch3 is slow); an empty list for another MPI library."""
+    """Return a finding on MPICH's device (ch4 is fast, ch3 is slow); an empty list for another MPI library.
+
+    `info` is the output of probe_mpi.py.
+    """
     match = re.search(r"MPICH Device:\s*(.+)", info["version"])
     if match is None:
         return []
@@ -67,7 +79,8 @@ def check_mpich_device(info: dict[str, Any]) -> list[Finding]:
 def check_thread_level(info: dict[str, Any]) -> list[Finding]:
     """Return a note if the thread level turns off MPICH's collectives in shared memory; else an empty list.
 
-    Source: MPICH 5.0's built-in selection, which takes `release_gather` only where `is_multi_threaded=no`.
+    `info` is the output of probe_mpi.py. Source: MPICH 5.0's built-in selection, which takes `release_gather` only
+    where `is_multi_threaded=no`.
     """
     if not info["library"].startswith("MPICH") or info["threads"] != "multiple":
         return []
@@ -82,7 +95,10 @@ def check_thread_level(info: dict[str, Any]) -> list[Finding]:
 
 
 def check_mpi4py_build(info: dict[str, Any]) -> Finding:
-    """Return a finding on whether mpi4py was compiled for a newer MPI standard than the library has."""
+    """Return a finding on whether mpi4py was compiled for a newer MPI standard than the MPI library has.
+
+    `info` is the output of probe_mpi.py.
+    """
     compiled, loaded = tuple(info["compiled"]), tuple(info["standard"])
     versions = f"compiled for MPI {compiled[0]}.{compiled[1]}, the library has {loaded[0]}.{loaded[1]}"
     evidence = f"{info['extension']}: {versions}"
@@ -94,7 +110,10 @@ def check_mpi4py_build(info: dict[str, Any]) -> Finding:
 
 
 def check_duplicates(info: dict[str, Any]) -> list[Finding]:
-    """Return a problem if one process loads two MPI libraries, because a call may use either of them; else []."""
+    """Return a problem if a process loads two MPI libraries, because a call may use either of them; else an empty list.
+
+    `info` is the output of probe_mpi.py.
+    """
     files: list[str] = info["files"]
     # One MPI library may have two files: one with its own ABI and one with the ABI of MPI 5.
     if len({Path(file).parent for file in files}) < 2:
@@ -108,7 +127,10 @@ def check_duplicates(info: dict[str, Any]) -> list[Finding]:
 
 
 def check_wheels() -> list[Finding]:
-    """Return a problem if several MPI wheels are installed, which overwrite each other's files; else []."""
+    """Return a problem if several Python wheels with MPI libraries are installed; else an empty list.
+
+    Several wheels with MPI libraries overwrite each other's files.
+    """
     versions = {}
     for name in _WHEELS:
         try:
@@ -124,7 +146,10 @@ def check_wheels() -> list[Finding]:
 
 
 def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
-    """Run `mpirun --version`; return a finding on whether the first mpirun on PATH belongs to the loaded library."""
+    """Run `mpirun --version`; return a finding on whether the mpirun on PATH belongs to the MPI library of this Python.
+
+    `info` is the output of probe_mpi.py. mpirun may run for `limit_s` seconds.
+    """
     library: str = info["library"]
     mpirun, own = shutil.which("mpirun"), find_own_mpirun(info["files"])
     remedy = f"use {own}" if own is not None else f"put the mpirun of {library} first on PATH"
@@ -147,7 +172,10 @@ def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
 
 
 def identify_mpirun(version_output: str) -> str | None:
-    """Return the name and version of the MPI library whose `mpirun --version` prints `version_output`, or None."""
+    """Return the name and version of the MPI library whose `mpirun --version` prints `version_output`.
+
+    The result is None if the output is that of an unknown library.
+    """
     if "HYDRA" in version_output:
         version = re.search(r"Version:\s+(\S+)", version_output)
         return f"MPICH {version[1]}" if version else "MPICH"
@@ -159,7 +187,11 @@ def identify_mpirun(version_output: str) -> str | None:
 
 
 def find_own_mpirun(library_files: Sequence[str]) -> Path | None:
-    """Return the mpirun in a `bin` directory beside one of the library's parent directories; None if there is none."""
+    """Return the path of the mpirun that was installed with the MPI library; None if it is not found.
+
+    `library_files` are the paths of the library's files. mpirun is searched in directories `bin` beside the up to three
+    directories above each file.
+    """
     for file in library_files:
         for directory in list(Path(file).parents)[:3]:
             mpirun = directory.parent / "bin" / "mpirun"
@@ -169,7 +201,10 @@ def find_own_mpirun(library_files: Sequence[str]) -> Path | None:
 
 
 def report_open_mpi_build(info: dict[str, Any], limit_s: float) -> Finding:
-    """Run `ompi_info`; return a finding on Open MPI's transports and on whether it was built with CUDA."""
+    """Run `ompi_info`; return a finding on Open MPI's transports and on whether Open MPI was built with CUDA.
+
+    `info` is the output of probe_mpi.py. ompi_info may run for `limit_s` seconds.
+    """
     mpirun = find_own_mpirun(info["files"])
     tool = str(mpirun.with_name("ompi_info")) if mpirun is not None else shutil.which("ompi_info")
     unknown = "cannot tell how Open MPI was built"

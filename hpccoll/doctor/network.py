@@ -16,12 +16,18 @@ _CHOOSE_INTERFACE = (
 
 
 def check_network(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the network interfaces and InfiniBand ports of this host, read from files below `root`."""
+    """Return findings on the network interfaces and InfiniBand ports of this host.
+
+    `root` is the directory that contains sys, another one than `/` in tests.
+    """
     return [check_interfaces(root), *check_infiniband(root)]
 
 
 def check_interfaces(root: Path) -> Finding:
-    """Return a finding on the interfaces that are up; if several are, its remedy explains how to choose one."""
+    """Return a finding on the network interfaces that are up; if several are up, its remedy says how to choose one.
+
+    `root` is the directory that contains sys.
+    """
     directory = root / "sys/class/net"
     up = []
     for path in sorted(directory.glob("*")):
@@ -37,7 +43,10 @@ def check_interfaces(root: Path) -> Finding:
 
 
 def check_infiniband(root: Path) -> list[Finding]:
-    """Return findings on InfiniBand and RoCE ports; if a port is down, MPI falls back to TCP or fails."""
+    """Return findings on InfiniBand and RoCE ports that are up or down; `root` is the directory that contains sys.
+
+    If a port is down, MPI falls back to TCP or fails.
+    """
     directory = root / "sys/class/infiniband"
     ports = sorted(directory.glob("*/ports/*"))
     if not ports:

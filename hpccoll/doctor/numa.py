@@ -14,12 +14,18 @@ _LOCAL_DISTANCE = 10  # distance of a node to itself in the ACPI specification
 
 
 def check_topology(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on NUMA nodes, virtual machines and containers, read from files below `root`."""
+    """Return findings on the host's NUMA nodes, and on whether the host is a virtual machine or a container.
+
+    `root` is the directory that contains proc and sys, another one than `/` in tests.
+    """
     return [*check_numa_nodes(root), *check_virtualization(root)]
 
 
 def check_numa_nodes(root: Path) -> list[Finding]:
-    """Return findings on the NUMA nodes, their cores and distances, and on page migration by the kernel."""
+    """Return findings on the NUMA nodes, their cores and distances, and on page migration by the kernel.
+
+    `root` is the directory that contains proc and sys.
+    """
     directory = root / "sys/devices/system/node"
     nodes = sorted(directory.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
     if not nodes:
@@ -51,7 +57,10 @@ def check_numa_nodes(root: Path) -> list[Finding]:
 
 
 def check_virtualization(root: Path) -> list[Finding]:
-    """Return a note if the host is a virtual machine, and a note if it is a container; else one OK finding."""
+    """Return a note if the host is a virtual machine, and a note if it is a container; else one OK finding.
+
+    `root` is the directory that contains proc.
+    """
     findings = []
     if " hypervisor" in (read_text(root / "proc/cpuinfo") or ""):
         found = "a virtual machine: other guests may take the cores, so that times vary"
@@ -70,7 +79,10 @@ def check_virtualization(root: Path) -> list[Finding]:
 
 
 def is_inside_pid_namespace(root: Path = Path("/")) -> bool:
-    """Whether this process is in a PID namespace that hides some of the machine's processes."""
+    """Whether this process is in a PID namespace, as in a container, which hides some of the machine's processes.
+
+    `root` is the directory that contains proc.
+    """
     try:
         return str((root / "proc/self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE
     except OSError:

@@ -20,7 +20,10 @@ _PARENT, _CHILD = b"text of the parent", b"text of the child."
 
 
 def read_process(pid: int, address: int, expected: bytes) -> str:
-    """Read `expected` from the memory of process `pid` at `address`; return `worked` or the reason for failure."""
+    """Read the memory of process `pid` at `address`, which should contain `expected`.
+
+    Returns `worked`, or the reason why the memory could not be read.
+    """
     copy = ctypes.create_string_buffer(len(expected))
     try:
         read_memory(pid, address, ctypes.addressof(copy), len(expected))
@@ -31,7 +34,7 @@ def read_process(pid: int, address: int, expected: bytes) -> str:
 
 
 def main() -> None:
-    """Fork a child, let parent and child read each other's memory, and print both outcomes."""
+    """Fork a child process, let parent and child read each other's memory, and print both outcomes as JSON."""
     buffer = ctypes.create_string_buffer(_PARENT, len(_PARENT))
     address, parent = ctypes.addressof(buffer), os.getpid()
     (outcome, send_outcome), (wait_for_end, end) = os.pipe(), os.pipe()

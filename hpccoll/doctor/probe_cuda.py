@@ -12,7 +12,10 @@ from hpccoll.runtime.cuda.driver import LIBRARY, CudaDriver
 
 
 def query_devices() -> dict[str, Any]:
-    """Return the device files, the driver's devices, and which pairs of devices can access each other's memory."""
+    """Return the GPUs' device files, the CUDA driver's devices, and which pairs of them can access each other's memory.
+
+    The result has a key `error` with a message if the driver cannot be used.
+    """
     files = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
     report: dict[str, Any] = {"nodes": files, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "devices": []}
     try:

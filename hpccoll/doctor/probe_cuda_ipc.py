@@ -20,7 +20,7 @@ _LIMIT_S = 60.0
 
 
 def share_memory() -> dict[str, str]:
-    """Start a second process and share GPU memory with it; return the outcome of each step tried."""
+    """Start a second process and share GPU memory with it; return the outcome of each step, `worked` or a reason."""
     outcomes: dict[str, str] = {}
     try:
         driver = CudaDriver()
@@ -49,7 +49,15 @@ def share_memory() -> dict[str, str]:
 
 
 def open_shared_memory(memory: bytes, exported_event: bytes) -> str:
-    """Check and overwrite another process's memory and record its event; return `worked` or the reason for failure."""
+    """Open another process's GPU memory, check and overwrite its contents, and record the other process's event.
+
+    Args:
+        memory: the memory's CUDA IPC handle.
+        exported_event: the event's CUDA IPC handle.
+
+    Returns:
+        `worked`, or the reason why the memory cannot be shared.
+    """
     try:
         driver = CudaDriver()
         address, event = driver.open_memory(memory), driver.open_event(exported_event)

@@ -17,7 +17,7 @@ def list_loaded_libraries() -> list[str]:
 
 
 def main() -> None:
-    """Start MPI in this process and print the description of the library."""
+    """Start MPI in this process and print a description of the MPI library as JSON."""
     mpi = job.load_mpi()
     levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
     description = {

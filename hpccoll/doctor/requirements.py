@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.errors import UnavailableError
 
-# For each capability, the areas whose findings explain why it is missing.
+# For each capability of --require, the areas of checks whose findings explain why the capability is missing.
 _EXPLAINED_BY = {
     "mpi": ("mpi",),
     "cma": ("limits",),
@@ -26,7 +26,13 @@ REQUIRABLE = tuple(_EXPLAINED_BY)
 
 
 def require_capabilities(names: Sequence[str], findings: Sequence[Finding], hosts: int) -> None:
-    """Raise UnavailableError, with explanations, unless `findings` prove all capabilities `names` on all `hosts`."""
+    """Raise UnavailableError, with explanations, unless the findings prove all capabilities on all hosts.
+
+    Args:
+        names: capabilities such as `cuda` or `cma`, as given to `--require`.
+        findings: the results of all checks.
+        hosts: the number of hosts of the job.
+    """
     missing = []
     for name in names:
         available = sum(len(finding.hosts) or hosts for finding in findings if name in finding.provides)

@@ -42,7 +42,7 @@ _LIBRARY_BY_PATTERN = {
     "cuda.shm.*": "CUDA",
 }
 _MAX_NAMED = 1000  # files listed as evidence
-_MAX_IN_COMMAND = 3  # files up to which the remedy is a command that names them
+_MAX_IN_COMMAND = 3  # for more files, the remedy's command does not name each file
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,16 @@ class SharedMemoryFile:
 
 
 def check_shared_memory(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the shared memory of this host, read from files below `root`."""
+    """Return findings on the shared memory of this host: space, files of ended jobs, and huge pages.
+
+    `root` is the directory that contains proc, sys and dev, another one than `/` in tests.
+    """
     shm = root / "dev/shm"
     return [check_shm_space(shm), *check_stale_files(shm, root), *check_sysv_segments(root), check_huge_pages(root)]
 
 
 def check_shm_space(directory: Path) -> Finding:
-    """Return a finding on size and free space of /dev/shm, through which ranks of a host exchange messages."""
+    """Return a finding on size and free space of `directory`, /dev/shm, through which ranks of a host communicate."""
     try:
         space = os.statvfs(directory)
     except OSError as error:
@@ -88,7 +91,10 @@ def check_shm_space(directory: Path) -> Finding:
 
 
 def check_huge_pages(root: Path) -> Finding:
-    """Return a finding on whether shared memory may use huge pages, which reduce TLB misses."""
+    """Return a finding on whether shared memory may use huge pages, which reduce TLB misses.
+
+    `root` is the directory that contains proc and sys.
+    """
     directory = root / "sys/kernel/mm/transparent_hugepage"
     enabled, shmem = (_read_choice(directory / name) for name in ("enabled", "shmem_enabled"))
     reserved = read_int(root / "proc/sys/vm/nr_hugepages")
@@ -100,13 +106,19 @@ def check_huge_pages(root: Path) -> Finding:
 
 
 def _read_choice(path: Path) -> str | None:
-    """Return the word in brackets of a kernel setting such as `always [madvise] never`; None if the file is missing."""
+    """Return the chosen value of a kernel setting, the word in brackets in a file such as `always [madvise] never`.
+
+    The result is None if the file is missing.
+    """
     choices = read_text(path)
     return choices.partition("[")[2].partition("]")[0] if choices and "[" in choices else choices
 
 
 def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
-    """Return findings on files of MPI, UCX, NCCL, torch and hpccoll in `directory` that no running process uses."""
+    """Return findings on files of MPI, UCX, NCCL, torch and hpccoll in `directory` that no running process uses.
+
+    `root` is the directory that contains proc.
+    """
     files = list(list_library_files(directory, root))
     unused = [file for file in files if not file.in_use]
     stale = [file for file in unused if file.is_inspectable]
@@ -128,7 +140,10 @@ def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
 
 
 def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path, root: Path) -> Finding:
-    """Return the warning on stale files, with the command that removes them."""
+    """Return the warning on files of ended jobs in `directory`, with the command that removes them.
+
+    `root` is the directory that contains proc.
+    """
     libraries = ", ".join(sorted({file.library for file in stale}))
     count = format_count(len(stale), "file")
     found = (
@@ -143,9 +158,10 @@ def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path, root: Path
 
 
 def remove_stale_files(directory: Path, root: Path = Path("/")) -> Finding:
-    """Remove the files in `directory` that `check_stale_files` would report as left behind; return what was removed.
+    """Remove the files of ended jobs in `directory` that `check_stale_files` would report; return a finding on them.
 
-    In a PID namespace, nothing is removed: processes of other namespaces may use the files, and are not visible here.
+    `root` is the directory that contains proc. In a PID namespace, nothing is removed: processes of other namespaces
+    may use the files, and are not visible here.
     """
     if is_inside_pid_namespace(root):
         return Finding(
@@ -158,7 +174,7 @@ def remove_stale_files(directory: Path, root: Path = Path("/")) -> Finding:
     removed = []
     for file in list_library_files(directory, root):
         if file.is_inspectable and not file.in_use:
-            with suppress(OSError):  # removed by another process, or not this user's
+            with suppress(OSError):  # another process has removed the file, or another user owns the file
                 file.path.unlink()
                 removed.append(file)
     found = (
@@ -173,7 +189,7 @@ def _format_total_size(files: Sequence[SharedMemoryFile]) -> str:
 
 
 def _format_files(files: Sequence[SharedMemoryFile]) -> str:
-    """Return the paths, owners, sizes and ages of the first _MAX_NAMED files."""
+    """Return the paths, owners, sizes and ages of the first _MAX_NAMED files as a string."""
     return "; ".join(
         f"{file.path} ({file.owner}, {format_size(file.nbytes)}, {_format_age(file.age_s)} old)"
         for file in files[:_MAX_NAMED]
@@ -181,7 +197,7 @@ def _format_files(files: Sequence[SharedMemoryFile]) -> str:
 
 
 def _format_age(seconds: float) -> str:
-    """Return a time in the largest unit (days to seconds) that gives at least 2, such as `3 days` or `47 hours`."""
+    """Return a time in the largest of the units days, hours, minutes and seconds that gives at least 2: `47 hours`."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
@@ -192,7 +208,8 @@ def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[Shar
     """Yield the files in `directory` whose names match those that communication libraries give to shared memory.
 
     File names are read before the list of files in use, so that a file created between the two reads is left out
-    instead of being listed as unused. A file that is removed before its status is read is skipped.
+    instead of being listed as unused. A file that is removed before its status is read is skipped. `root` is the
+    directory that contains proc.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory))
@@ -217,7 +234,10 @@ def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[Shar
 
 
 def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
-    """Return (major, minor, inode) of each file that is mapped or open in a process that this user may inspect."""
+    """Return (major, minor, inode) of each file that is mapped or open in a process that this user may inspect.
+
+    `root` is the directory that contains proc.
+    """
     used: set[tuple[int, int, int]] = set()
     for process in (root / "proc").glob("[0-9]*"):
         for line in (read_text(process / "maps") or "").splitlines():
@@ -243,7 +263,10 @@ def _get_file_id(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
-    """Return a note on this user's System V segments that no process has attached, which UCX may leave; else []."""
+    """Return a note if this user has System V segments that no process has attached, which UCX may leave.
+
+    The result is an empty list without such segments. `root` is the directory that contains proc.
+    """
     rows = [line.split() for line in (read_text(root / "proc/sysvipc/shm") or "").splitlines()]
     segments = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
     stale = [row for row in segments if row["nattch"] == "0" and int(row["uid"]) == os.getuid()]
@@ -258,7 +281,7 @@ def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
 
 
 def _get_user_name(uid: int) -> str:
-    """Return the name of a user, or `uid N` if the user has none."""
+    """Return the name of the user with a user ID, or `uid N` if the user has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

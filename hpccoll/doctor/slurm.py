@@ -16,10 +16,13 @@ VARIABLES = (
 
 
 def check_slurm(environ: Mapping[str, str], ranks: int, library: str, limit_s: float) -> list[Finding]:
-    """Run srun, for at most `limit_s` seconds per call and without starting a job step; return findings on SLURM.
+    """Return findings on SLURM: whether this is a SLURM job, its tasks and GPUs, and whether srun can start MPI ranks.
 
-    Of `environ`, only VARIABLES are read. `ranks` is the number of ranks in MPI.COMM_WORLD, and `library` the MPI
-    library's name and version (empty if MPI does not start).
+    Args:
+        environ: environment variables, of which only VARIABLES are read.
+        ranks: number of ranks in MPI.COMM_WORLD.
+        library: the MPI library's name and version; empty if MPI does not start.
+        limit_s: seconds that each call of srun may run; no job step is started.
     """
     srun = run_command(["srun", "--version"], limit_s)
     variables = {name: environ[name] for name in VARIABLES if name in environ}
@@ -42,7 +45,10 @@ def check_slurm(environ: Mapping[str, str], ranks: int, library: str, limit_s: f
 
 
 def check_tasks(variables: Mapping[str, str], ranks: int) -> list[Finding]:
-    """Return findings if the numbers of SLURM tasks and MPI ranks differ, and if srun ignores --cpus-per-task."""
+    """Return findings if the numbers of SLURM tasks and MPI ranks differ, and if srun ignores --cpus-per-task.
+
+    `variables` are SLURM's environment variables, and `ranks` is the number of MPI ranks.
+    """
     findings = []
     step, job = (variables.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
     if step.isdecimal() and int(step) != ranks and int(step) > 1:
@@ -62,7 +68,10 @@ def check_tasks(variables: Mapping[str, str], ranks: int) -> list[Finding]:
 
 
 def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
-    """Return a warning if each task sees only its own GPUs, so that ranks cannot share memory by CUDA IPC; else []."""
+    """Return a warning if each task sees only its own GPUs, so that ranks cannot share memory by CUDA IPC.
+
+    The result is an empty list if tasks see all GPUs. `variables` are SLURM's environment variables.
+    """
     per_task, tres = (variables.get(name, "") for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
     if not per_task and "gpu" not in tres:
         return []
@@ -74,7 +83,13 @@ def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
 
 
 def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], library: str) -> Finding:
-    """Return a finding on whether srun, by `srun --mpi=list`'s `result`, can start ranks of the MPI `library`."""
+    """Return a finding on whether srun can start ranks of the MPI library.
+
+    Args:
+        result: the result of `srun --mpi=list`.
+        variables: SLURM's environment variables.
+        library: the MPI library's name and version; empty if MPI does not start.
+    """
     names = {word for line in (result.stdout + result.stderr).splitlines() for word in line.split()[:1]}
     plugins = sorted(name for name in names if name.startswith(("pmi", "cray", "none", "openmpi")))
     suitable = ("pmix",) if library.startswith("Open MPI") else ("pmi2", "pmix", "cray_shasta")
@@ -92,9 +107,10 @@ def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], libra
 
 
 def check_pmi2_messages(plugins: Finding, library: str) -> list[Finding]:
-    """Return a warning if srun offers mpi/pmi2 for an MPICH whose messages the plugin may cut off; else [].
+    """Return a warning if srun offers the plugin mpi/pmi2 and MPICH runs, whose messages it may cut off; else nothing.
 
-    `plugins` is the finding of `check_mpi_plugins`. hpccoll/runtime/pmi_relay.py describes the cause.
+    `library` is the MPI library's name and version, and `plugins` the finding of `check_mpi_plugins`.
+    hpccoll/runtime/pmi_relay.py describes the cause.
     """
     if not (library.startswith("MPICH") and "pmi2" in plugins.evidence):
         return []

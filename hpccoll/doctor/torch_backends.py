@@ -33,12 +33,15 @@ def is_torch_installed() -> bool:
 
 
 def run_torch_probe(limit_s: float) -> CommandResult | None:
-    """Start a process that queries torch, for at most `limit_s` seconds; return None if torch is not installed."""
+    """Start a process that imports and queries torch, for at most `limit_s` seconds, and return its result.
+
+    The result is None if torch is not installed.
+    """
     return run_python(["-c", _SCRIPT], limit_s, shown=_SHOWN) if is_torch_installed() else None
 
 
 def check_torch(result: CommandResult | None) -> list[Finding]:
-    """Return findings on torch from the result of `run_torch_probe`."""
+    """Return findings on torch, its backends and its GPUs from the result of `run_torch_probe`."""
     if result is None:
         remedy = f"{format_install_command('torch')} for the gloo and nccl engines and torch buffers"
         return [Finding(AREA, Severity.NOTE, "torch is not installed", "importlib: no module torch", remedy)]

@@ -21,25 +21,28 @@ from hpccoll.lab.cluster_spec import ClusterSpec
 from hpccoll.lab.isolation import Isolation
 from hpccoll.lab.state_dir import LabPaths, locate_state_dir, open_state_dir
 
-ANSWER_LIMIT_S = 120.0  # longer than the supervisor waits for SLURM
+ANSWER_LIMIT_S = 120.0  # seconds to wait for the supervisor, which itself waits for SLURM
 END_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class LabClient:
-    """A client of a running lab; `pid` is the supervisor's process ID in this process's PID namespace."""
+    """Sends requests to a running lab (a local SLURM cluster), whose init process, the supervisor, carries them out."""
 
     paths: LabPaths
-    pid: int
+    pid: int  # the supervisor's process ID in this process's PID namespace
     isolation: Isolation
     spec: ClusterSpec
 
     def request(self, action: str, **arguments: Any) -> dict[str, Any]:
-        """Have the supervisor carry out `action`; return the lab's new status, or raise HpccollError on a failure."""
+        """Send a request to the lab and return the lab's new status; raise HpccollError if the lab cannot do it.
+
+        `action` is the name of a request, such as `power`, and `arguments` are those of the request.
+        """
         return _request(self.paths, {"action": action, **arguments})[0]
 
     def shut_down(self) -> None:
-        """End the lab, or kill it if it does not end on request; wait until its processes are gone."""
+        """End the lab, or kill the lab if it does not end on request; return when its processes are gone."""
         with _open_processes(self.pid, self.isolation) as descriptors:
             if not descriptors:
                 return
@@ -54,7 +57,10 @@ class LabClient:
 
 @contextmanager
 def _open_processes(pid: int, isolation: Isolation) -> Iterator[list[int]]:
-    """Context manager that yields a list with the pidfds of the supervisor and its parent `unshare`, if they exist."""
+    """Context manager that yields the pidfds of a lab's init process `pid` and of its parent `unshare`, if they exist.
+
+    A pidfd is a descriptor that refers to a process.
+    """
     with ExitStack() as stack:
         descriptors: list[int] = []
         with suppress(OSError):
@@ -71,19 +77,19 @@ def _open_processes(pid: int, isolation: Isolation) -> Iterator[list[int]]:
 
 
 def _kill_supervisor(descriptors: Sequence[int]) -> None:
-    """Send SIGKILL to the supervisor, whose pidfd is the first of `descriptors`; do not wait until it ends."""
+    """Send SIGKILL to a lab's init process, whose pidfd is the first of `descriptors`; return without waiting."""
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptors[0], signal.SIGKILL)
 
 
 def _wait_for_end(descriptors: Sequence[int]) -> bool:
-    """Wait at most END_LIMIT_S seconds until the processes of the given pidfds end; return whether all ended."""
+    """Wait at most END_LIMIT_S seconds until the processes with these pidfds end; return whether all have ended."""
     end = time.monotonic() + END_LIMIT_S
     return all(select.select([fd], [], [], max(0.0, end - time.monotonic()))[0] for fd in descriptors)
 
 
 def kill_lab(paths: LabPaths, isolation: Isolation) -> None:
-    """Kill a lab, even if it is still starting, and wait at most END_LIMIT_S seconds until its processes have ended."""
+    """Kill the lab with these paths, even a lab that is starting; wait up to END_LIMIT_S seconds for its end."""
     try:
         with _connect(paths) as connection:
             pid = _read_peer_pid(connection)
@@ -96,14 +102,14 @@ def kill_lab(paths: LabPaths, isolation: Isolation) -> None:
 
 
 def connect_lab(state_dir: Path) -> LabClient:
-    """Return a client of the lab in `state_dir`; raise UnavailableError if no supervisor of a lab answers there."""
+    """Return a client of the lab that runs in `state_dir`; raise UnavailableError if no lab runs there."""
     paths = LabPaths(locate_state_dir(state_dir), get_user_name())
     status, pid = _request(paths, {"action": "status"})
     return LabClient(paths, pid, Isolation(status["isolation"]), ClusterSpec.from_dict(status["shape"]))
 
 
 def is_lab_running(state_dir: Path) -> bool:
-    """Whether the supervisor of a lab in `state_dir` answers a request for its status."""
+    """Whether a lab runs in `state_dir` and answers a request for its status."""
     try:
         connect_lab(state_dir)
     except UnavailableError:
@@ -112,7 +118,7 @@ def is_lab_running(state_dir: Path) -> bool:
 
 
 def get_user_name() -> str:
-    """Return the name of this process's effective user, or the user ID if it has no name."""
+    """Return the name of this process's effective user, or the user ID as a string if the user has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -120,7 +126,9 @@ def get_user_name() -> str:
 
 
 def _connect(paths: LabPaths) -> socket.socket:
-    """Connect to the supervisor, by a short path through /proc because Linux limits a socket's path to 107 bytes.
+    """Return a connection to the Unix socket of the lab with these paths.
+
+    Connects by a short path through /proc, because Linux limits a socket's path to 107 bytes.
 
     Raises:
         UsageError: the directory, or the process that answers, is another user's.
@@ -146,13 +154,19 @@ def _connect(paths: LabPaths) -> socket.socket:
 
 
 def read_peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the process ID and the user of a connection's peer, in this process's PID and user namespaces."""
+    """Return the process ID and the user ID of the process at the other end of a Unix socket's connection.
+
+    The two IDs are translated to this process's PID and user namespaces.
+    """
     pid, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid), int(user)
 
 
 def _require_own_peer(connection: socket.socket, paths: LabPaths) -> None:
-    """Raise UsageError unless a process of this user answers, because commands enter the namespaces of that process."""
+    """Raise UsageError if a process of another user answers on a lab's socket.
+
+    Commands in the lab enter the namespaces of the process that answers, so this process must be trusted.
+    """
     _, user = read_peer(connection)
     if user != os.geteuid():
         raise UsageError(
@@ -162,12 +176,12 @@ def _require_own_peer(connection: socket.socket, paths: LabPaths) -> None:
 
 
 def _read_peer_pid(connection: socket.socket) -> int:
-    """Return the process ID of a connection's peer; the kernel translates it to this process's PID namespace."""
+    """Return the ID of the process at the other end of a connection, translated to this process's PID namespace."""
     return read_peer(connection)[0]
 
 
 def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Send a request to the supervisor, block for the answer, and return the result and the supervisor's process ID."""
+    """Send a request to a running lab, wait for the answer, and return the result and the supervisor's process ID."""
     with _connect(paths) as connection:
         try:
             connection.sendall(json.dumps(request).encode() + b"\n")
@@ -179,7 +193,7 @@ def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], 
 
 
 def parse_answer(line: bytes, paths: LabPaths) -> dict[str, Any]:
-    """Return the result in an answer of the supervisor; raise the error in the answer, or an error for no answer."""
+    """Return the result in a lab's answer, a line of JSON; raise the error in the answer, or an error for no answer."""
     if not line:
         raise CommunicationError(f"the lab in {paths.dir} ended without an error message; see {paths.dir}/log")
     answer = json.loads(line)

@@ -32,12 +32,12 @@ _OPEN_MPI = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 _OPEN_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-# Prefixes of the variables of a SLURM or MPI job that contains this process.
+# Prefixes of environment variables by which SLURM or MPI describes a job that contains this process.
 _OUTER_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
 
 
 class Lab:
-    """A lab (a local SLURM cluster) that runs during a `with` block, and ends early if this process ends.
+    """A lab, a SLURM cluster on this machine, that runs during a `with` block, and ends early if this process ends.
 
     Args:
         spec: nodes, CPUs, links and shared paths; by default four nodes of two CPUs with unlimited links.
@@ -59,7 +59,10 @@ class Lab:
 
     @classmethod
     def attach(cls, state_dir: Path) -> Self:
-        """Connect to the lab in `state_dir`, which outlives this process; raise UnavailableError if none runs there."""
+        """Return the lab that already runs in `state_dir` and outlives this process.
+
+        Raises UnavailableError if no lab runs there.
+        """
         client = connect_lab(state_dir)
         lab = cls(client.spec, state_dir=state_dir)
         lab._client = client
@@ -129,12 +132,15 @@ class Lab:
         defaults = _OPEN_MPI | (_OPEN_MPI_AS_ROOT if os.geteuid() == 0 else {})
         own = {"PATH": requirements.extend_path(), "SLURM_CONF": str(self.client.paths.conf)}
         merged = defaults | inherited | own | dict(extra or {})
-        if merged[_MAPPING] == ":oversubscribe":  # would place all ranks on the first of several hosts
+        if merged[_MAPPING] == ":oversubscribe":  # this mapping would place all ranks on the first host
             merged[_MAPPING] = _OPEN_MPI[_MAPPING]
         return merged
 
     def wrap_command(self, argv: Sequence[str], cwd: Path | None = None) -> list[str]:
-        """Return a command that runs `argv` on the control node, and is killed when the process that starts it ends."""
+        """Return a command that runs the command `argv` on the lab's control node, in the directory `cwd`.
+
+        The command is killed when the process that starts it ends. `cwd` is the present directory if it is None.
+        """
         nsenter = self.client.isolation.build_nsenter_command(self.client.pid)
         if not nsenter:
             return ["setpriv", "--pdeathsig", "KILL", *argv]
@@ -145,7 +151,11 @@ class Lab:
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.Popen[str]:
-        """Start a command on the control node, in a session of its own; return its process, with pipes for output."""
+        """Start the command `argv` on the lab's control node, in a session of its own, and return its process.
+
+        The process has pipes for output and errors. `env` has additional environment variables, and `cwd` is the
+        working directory.
+        """
         process = subprocess.Popen(
             self.wrap_command(argv, cwd),
             env=self.build_environment(env),
@@ -167,9 +177,10 @@ class Lab:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the control node, block until it ends, and return its exit status and output.
+        """Run the command `argv` on the lab's control node, and return its exit status and output when it has ended.
 
-        After `timeout_s`, kill the command and raise CommunicationError with its output.
+        After `timeout_s` seconds, kills the command and raises CommunicationError with its output. `env` and `cwd` are
+        as in `start`.
         """
         process = self.start(argv, env=env, cwd=cwd)
         try:
@@ -181,10 +192,15 @@ class Lab:
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def set_link(self, node: str, *, rate: str | None = None, up: bool | None = None) -> None:
-        """Change the link of a node, or of all nodes if `node` is `all`; None keeps the rate or the state of the link.
+        """Change the network link of a node, or of all nodes if `node` is `all`.
 
-        `rate` is in bits per second such as `400M`, or `max` for no limit; `up` states whether the link is up. Raises
-        UnavailableError if the lab is flat, because the nodes of a flat lab have no links.
+        Args:
+            node: name of the node, or `all`.
+            rate: limit in bits per second such as `400M`, or `max` for no limit; None keeps the rate.
+            up: whether the link is up; None keeps its state.
+
+        Raises:
+            UnavailableError: the lab is flat, so its nodes have no links.
         """
         change: dict[str, Any] = {} if up is None else {"up": up}
         if rate is not None:
@@ -192,15 +208,21 @@ class Lab:
         self.client.request("link", node=node, **change)
 
     def set_power(self, node: str, *, on: bool) -> None:
-        """Start a node, or kill all its processes as a power cut would; SLURM notices the change after some seconds."""
+        """Start a node that is off or, if `on` is false, kill all processes of a node as a power cut would.
+
+        `node` is a name or `all`. SLURM notices the change after some seconds.
+        """
         self.client.request("power", node=node, on=on)
 
     def throttle(self, node: str, percent: float) -> None:
-        """Reduce the CPU time of a node's processes, except SLURM's, by `percent`; 0 ends the throttling."""
+        """Reduce the CPU time of a node's processes, except SLURM's, by `percent`; 0 restores full speed.
+
+        `node` is a name or `all`.
+        """
         self.client.request("throttle", node=node, percent=percent)
 
     def restore(self) -> None:
-        """Cancel all jobs, restore all nodes' initial links, power and speed, and block until all nodes are idle."""
+        """Cancel all jobs, restore all nodes' initial links, power and speed, and wait until all nodes are idle."""
         self.run(["scancel", "--full", "--user", self.client.paths.user], timeout_s=30)
         self.client.request("restore")
 
@@ -214,7 +236,7 @@ class Lab:
 
 
 def end_session(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a process of `Lab.start` and its session by SIGTERM, then SIGKILL; return its output and errors so far."""
+    """End a process of `Lab.start` and its session by SIGTERM, then SIGKILL; return its output and its errors."""
     partial: subprocess.TimeoutExpired | None = None
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
@@ -232,5 +254,5 @@ def end_session(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _decode(output: bytes | str | None) -> str:
-    """Return a process's output as a string; an empty string for None."""
+    """Return a process's output, bytes or a string, as a string; an empty string for None."""
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

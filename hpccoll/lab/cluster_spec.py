@@ -23,7 +23,10 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """The requested configuration of a lab; raises UsageError for a number out of range or a missing shared path."""
+    """The requested configuration of a lab: number of nodes, CPUs, link rate and latency, and shared paths.
+
+    Raises UsageError for a number out of range or a missing shared path.
+    """
 
     nodes: int = 4  # number of nodes; they are named node1, node2 and so on
     cpus: int = 2  # number of CPUs per node that SLURM assumes, although all nodes share this machine's cores
@@ -66,7 +69,7 @@ class ClusterSpec:
         return (name,)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary that `json.dumps` accepts."""
+        """Return the fields as a dictionary that `json.dumps` accepts; `from_dict` is the inverse."""
         return asdict(self)
 
     @classmethod
@@ -84,7 +87,7 @@ def parse_rate(text: str) -> float:
 
 
 def format_rate(bytes_per_s: float | None) -> str:
-    """Format a rate in bits per second, such as `400M` for --link; return `-` for no limit."""
+    """Return a rate in bytes per second as a string in bits per second, such as `400M`; `-` for None (no limit)."""
     if bytes_per_s is None:
         return "-"
     bits = bytes_per_s * 8
@@ -105,7 +108,7 @@ def parse_latency(text: str) -> float:
 
 
 def find_paths_below_tmp(paths: Sequence[str]) -> list[str]:
-    """Resolve `paths`; return the sorted paths that are below /tmp and not inside another returned path."""
+    """Return those of `paths` that are below /tmp, resolved and sorted, without paths inside another returned path."""
     resolved = sorted({str(Path(path).resolve()) for path in paths})
     inside = [path for path in resolved if path.startswith("/tmp/")]  # noqa: S108 - the /tmp that nodes hide
     return [path for path in inside if not any(path.startswith(f"{other}/") for other in inside)]

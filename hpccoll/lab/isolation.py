@@ -13,7 +13,7 @@ _NEW_NAMESPACES = ("--fork", "--pid", "--mount-proc", "--kill-child", "--net", "
 
 
 class Isolation(Enum):
-    """The ways in which the nodes of a lab can be isolated from each other, best first."""
+    """How the nodes of a lab are isolated: by Linux namespaces made by root or by the user, or not at all (flat)."""
 
     ROOT = "root"
     USER = "user"
@@ -46,7 +46,10 @@ class Isolation(Enum):
 
 
 def choose_isolation(flat: bool) -> tuple[Isolation, str]:
-    """Return flat mode if `flat`, else the best kind that works in a test, and the errors of the better kinds."""
+    """Return how to isolate nodes: not at all if `flat` is true, else the best way that works on this machine.
+
+    The second result is the reason why no better isolation works; it is empty for the best isolation.
+    """
     if flat:
         return Isolation.FLAT, "asked for"
     errors: list[str] = []
@@ -59,7 +62,7 @@ def choose_isolation(flat: bool) -> tuple[Isolation, str]:
 
 
 def _test_namespaces(isolation: Isolation) -> str:
-    """Start the program `true` in new namespaces; return the error message, or an empty string if it works."""
+    """Run the program `true` in new namespaces of this kind; return the error message, empty if there is none."""
     command = [*isolation.unshare_command, "true"]
     environment = {"PATH": extend_path(), "LC_ALL": "C"}
     try:
@@ -70,7 +73,10 @@ def _test_namespaces(isolation: Isolation) -> str:
 
 
 def require_node_networks(isolation: Isolation, reason: str, feature: str) -> None:
-    """Raise UnavailableError if the lab is flat; its message names the missing `feature` and `reason` for flat mode."""
+    """Raise UnavailableError if the lab is flat, because `feature` needs nodes with networks of their own.
+
+    `reason` is the reason why the lab is flat, for the message.
+    """
     if isolation is Isolation.FLAT:
         raise UnavailableError(
             f"{feature} needs nodes with networks of their own, and this lab is flat ({reason}); run it as root, or "

@@ -24,7 +24,7 @@ START_LIMIT_S = 10.0
 
 @dataclass(slots=True)
 class NodeState:
-    """The processes of a node and the settings of its link and CPU throttle."""
+    """One node of a lab: its init process, the state of its network link, and the throttle of its CPU time."""
 
     name: str
     device: str  # the control node's end of the node's link
@@ -32,24 +32,27 @@ class NodeState:
     bytes_per_s: float | None  # rate of the link; None for no limit
     up: bool = True  # whether the link is up
     percent: float = 0.0  # percentage of CPU time taken away
-    throttle: subprocess.Popen[bytes] | None = None
+    throttle: subprocess.Popen[bytes] | None = None  # the process that throttles the node
 
 
 class LabProcesses:
-    """Start, change and end the processes of a lab and the links of its nodes."""
+    """Starts, changes and ends the processes of a lab (SLURM controller, nodes, switch) and the links of its nodes.
+
+    Used by the lab's supervisor, their parent process.
+    """
 
     def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
         self.paths, self.spec, self.isolation = paths, spec, isolation
-        self.daemons: list[subprocess.Popen[bytes]] = []  # the controller, then the switch if there is one
+        self.daemons: list[subprocess.Popen[bytes]] = []  # slurmctld, then the program `switch` if it runs
         rate = spec.bytes_per_s
         self.nodes = {name: NodeState(name, f"v{index}", None, rate) for index, name in enumerate(spec.names, 1)}
 
     def start_controller(self) -> None:
-        """Start slurmctld; do not wait until it is ready."""
+        """Start SLURM's controller, slurmctld; return before it is ready."""
         self.daemons.append(self._start([_find_daemon("slurmctld"), "-D"], "slurmctld"))
 
     def start_switch(self) -> None:
-        """Start the delay switch, which adds latency to the nodes' network, if a latency was requested."""
+        """Start the program switch.py, which adds latency to the nodes' network, if a latency was requested."""
         if not self.spec.latency_s:
             return
         devices = [network.CONTROL_DEVICE, *(node.device for node in self.nodes.values())]
@@ -111,7 +114,7 @@ class LabProcesses:
                 network.run_network_command(["ip", "link", "set", node.device, "up" if node.up else "down"])
 
     def _apply_rate(self, node: NodeState) -> None:
-        """Limit both ends of a running node's link to `node.bytes_per_s`."""
+        """Limit the rate of a running node's link to `node.bytes_per_s` in both directions."""
         assert node.process is not None  # noqa: S101 - checked by the callers
         network.run_network_command(network.build_rate_command(node.device, node.bytes_per_s))
         inside = ["nsenter", "--net", "--target", str(node.process.pid)]
@@ -134,7 +137,7 @@ class LabProcesses:
         if node.process is None:
             return
         if self.isolation is Isolation.FLAT:
-            # Without a PID namespace, init kills the node's processes when its input closes.
+            # Without a PID namespace, a node's init process kills the node's processes when its standard input closes.
             assert node.process.stdin is not None  # noqa: S101 - opened by `start_node`
             node.process.stdin.close()
         else:
@@ -162,7 +165,10 @@ class LabProcesses:
             node.throttle = self._start(command, name)
 
     def _end_throttle(self, node: NodeState) -> None:
-        """Terminate a node's throttle process, which first continues the processes it stopped, and wait for its end."""
+        """End a node's throttling: terminate the process that throttles, and wait for its end.
+
+        The throttling process continues the node's processes that it has stopped.
+        """
         node.percent = 0.0
         if node.throttle is not None:
             node.throttle.terminate()
@@ -194,12 +200,12 @@ class LabProcesses:
             subprocess.run(["scontrol", "update", f"NodeName={name}", "State=RESUME"], timeout=30, check=False)
 
     def _start(self, command: list[str], log_name: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        """Start a process and append its output to a log file."""
+        """Start a process with the standard input `stdin` and return it; append its output to the log `log_name`."""
         with self.paths.log(log_name).open("ab") as log:
             return subprocess.Popen(command, stdin=stdin, stdout=log, stderr=log)
 
     def collect_ended_processes(self) -> None:
-        """Reap ended children, including adopted orphans, and mark nodes whose init process has ended as off."""
+        """Reap children that have ended, including adopted orphans; mark nodes whose init process has ended as off."""
         statuses = processes.reap_children()
         throttles = [node.throttle for node in self.nodes.values() if node.throttle is not None]
         inits = [node.process for node in self.nodes.values() if node.process is not None]
@@ -210,13 +216,13 @@ class LabProcesses:
                 node.process = None
 
     def find_ended_process(self) -> str:
-        """Return `slurmctld` if it has ended, else the name of a node that is off, else an empty string."""
+        """Return `slurmctld` if this daemon has ended, else the name of a node that is off, else an empty string."""
         if self.daemons[0].returncode is not None:
             return "slurmctld"
         return next((node.name for node in self.nodes.values() if node.process is None), "")
 
     def get_status(self) -> list[dict[str, Any]]:
-        """Return the state of each node as dictionaries that `json.dumps` accepts."""
+        """Return the state of each node (address, power, link, throttle) as dictionaries that `json.dumps` accepts."""
         return [
             {
                 "name": node.name,
@@ -239,12 +245,12 @@ class LabProcesses:
 
 
 def _build_program_command(name: str) -> list[str]:
-    """Return the command that runs a module of hpccoll.lab; Python starts in 20 ms without site-packages (-S)."""
+    """Return the command that runs the module `name` of hpccoll.lab, without site-packages (-S) to start in 20 ms."""
     return [sys.executable, "-S", "-m", f"hpccoll.lab.{name}"]
 
 
 def _find_daemon(program: str) -> str:
-    """Return the path of a daemon's program found in PATH, or the program's name if PATH does not contain it."""
+    """Return the path of a daemon's program in PATH, or the program's name if no directory of PATH has it."""
     return shutil.which(program) or program
 
 

@@ -25,10 +25,12 @@ _ALLOWED_DIR = re.compile(rf"[\w./+-]{{1,{MAX_DIR}}}", re.ASCII)
 def launch_lab(
     spec: ClusterSpec, state_dir: Path, isolation: Isolation, reason: str, lifeline: int | None, *, keep: bool
 ) -> LabClient:
-    """Start a lab, wait until all its nodes are idle, and return a client of the lab.
+    """Start a lab, a local SLURM cluster, wait until all its nodes are idle, and return a client of the lab.
 
     Args:
-        state_dir: directory that this function creates and the supervisor removes when the lab ends.
+        spec: the requested nodes and links.
+        state_dir: directory that this function creates and the lab removes when it ends.
+        isolation: how nodes are isolated from each other.
         reason: the reason, shown in the lab's status, why no better isolation was chosen.
         lifeline: read end of a pipe, whose closing ends the lab; if `lifeline` is None, the lab outlives this process.
         keep: whether the files of jobs in the shared directory outlive the lab.
@@ -61,7 +63,16 @@ def launch_lab(
 
 
 def _start_supervisor(paths: LabPaths, command: list[str], lifeline: int | None, write_end: int) -> None:
-    """Start the supervisor in a session of its own, so that it may outlive this process and does not get Ctrl-C."""
+    """Start a lab's init process, the supervisor, in a session of its own.
+
+    The supervisor may outlive this process, and does not get Ctrl-C.
+
+    Args:
+        paths: the lab's files.
+        command: the command that runs the supervisor.
+        lifeline: read end of a pipe, whose closing ends the lab; None for no such pipe.
+        write_end: write end of a pipe on which the supervisor reports that it is ready, or an error.
+    """
     with paths.log("supervisor").open("wb") as log:
         subprocess.run(
             ["setsid", "--fork", *command],
@@ -76,7 +87,7 @@ def _start_supervisor(paths: LabPaths, command: list[str], lifeline: int | None,
 
 
 def _build_daemon_environment(paths: LabPaths) -> dict[str, str]:
-    """Return a minimal environment for the daemons; jobs have the environment of the command that submitted them."""
+    """Return the few environment variables of a lab's daemons; jobs get those of the command that submits them."""
     root = str(Path(__file__).parents[2])
     return {"PATH": extend_path(), "SLURM_CONF": str(paths.conf), "PYTHONPATH": root, "LC_ALL": "C.UTF-8"}
 

@@ -16,7 +16,10 @@ SCANCEL_S = 30.0
 
 
 class LostMessageWatch:
-    """Reads what the nodes of a lab log from now on, and ends the steps that lost a message."""
+    """Finds job steps that cannot start, because SLURM's plugin mpi/pmi2 lost the end of a message, and ends them.
+
+    Reads the part of the logs of a lab's nodes that is written after the construction of this object.
+    """
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -25,7 +28,7 @@ class LostMessageWatch:
         self._ended: set[str] = set()
 
     def end_broken_steps(self) -> list[str]:
-        """End the steps that lost a message since the last call, and return their numbers, such as `12.0`."""
+        """End the job steps that lost a message since the last call, and return their numbers, such as `12.0`."""
         steps: set[str] = set()
         for log in self._logs:
             try:
@@ -47,7 +50,7 @@ class LostMessageWatch:
 
 
 def describe_lost_message(step: str) -> str:
-    """Return the error message for a step that was ended."""
+    """Return the error message, with a remedy, for a job step that was ended because it lost a message."""
     return (
         f"Error: the ranks of step {step} could not start, and the step was ended: SLURM's plugin mpi/pmi2 lost the "
         "end of a message of MPICH of more than 1,024 bytes. Start the program by MPICH's mpirun (hpccoll lab run -- "

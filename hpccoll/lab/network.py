@@ -21,17 +21,17 @@ MIN_QUEUE_BYTES, QUEUE_SECONDS = 4 << 20, 0.5
 
 
 def compute_burst_bytes(bytes_per_s: float) -> int:
-    """Return the size in bytes of the token bucket that limits a link to a rate."""
+    """Return the size in bytes of the token bucket that limits a link to `bytes_per_s`."""
     return max(MIN_BURST_BYTES, round(bytes_per_s * BURST_SECONDS))
 
 
 def compute_queue_bytes(bytes_per_s: float) -> int:
-    """Return the queue size in bytes of a device limited to a rate, the option `limit` of tc's token bucket (tbf)."""
+    """Return the size in bytes of the queue before a link of `bytes_per_s`, for the option `limit` of `tc` (tbf)."""
     return max(MIN_QUEUE_BYTES, round(bytes_per_s * QUEUE_SECONDS)) + compute_burst_bytes(bytes_per_s)
 
 
 def build_rate_command(device: str, bytes_per_s: float | None) -> list[str]:
-    """Return the `tc` command that limits the frames sent by a device to a rate, or removes the limit for None."""
+    """Return the `tc` command that limits what the network device `device` sends to a rate; None removes the limit."""
     if bytes_per_s is None:
         return ["tc", "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "10000"]
     bucket = ["rate", f"{round(bytes_per_s * 8)}bit", "burst", str(compute_burst_bytes(bytes_per_s))]
@@ -40,7 +40,12 @@ def build_rate_command(device: str, bytes_per_s: float | None) -> list[str]:
 
 
 def build_control_batch(address: str, delayed: bool) -> str:
-    """Return the `ip -batch` lines for the control node and the bridge, replaced by the delay switch if `delayed`."""
+    """Return the input of `ip -batch` that sets up the network of a lab's control node.
+
+    Args:
+        address: the IPv4 address of the control node.
+        delayed: whether links have latency; if not, a bridge is set up, else a device for the switch program.
+    """
     if not delayed:
         return (
             f"link set lo up\nlink add {BRIDGE} mtu {MTU} type bridge\n"
@@ -53,18 +58,24 @@ def build_control_batch(address: str, delayed: bool) -> str:
 
 
 def build_link_batch(device: str, pid: int, delayed: bool) -> str:
-    """Return the `ip -batch` lines that link `device` to a new eth0 in the network namespace of process `pid`."""
+    """Return the input of `ip -batch` that makes a node's link: `device` in this namespace, and eth0 in the node's.
+
+    Args:
+        device: name of the control node's end of the link.
+        pid: a process in the node's network namespace.
+        delayed: whether links have latency; if not, `device` is attached to the bridge.
+    """
     master = "" if delayed else f"link set {device} master {BRIDGE}\n"
     return f"link add {device} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {pid}\n{master}link set {device} up\n"
 
 
 def build_node_batch(address: str) -> str:
-    """Return the `ip -batch` lines that a node runs to set up its end of the link."""
+    """Return the input of `ip -batch` by which a node sets up its end of the link, with its IPv4 `address`."""
     return f"link set lo up\naddr add {address}/24 dev eth0\nlink set eth0 up\n"
 
 
 def run_network_command(command: list[str], stdin: str = "", *, check: bool = True) -> None:
-    """Run a command such as `ip` or `tc` with `stdin` as its input; if `check`, raise UnavailableError on a failure."""
+    """Run a command such as `ip` or `tc` with the input `stdin`; if `check`, raise UnavailableError if it fails."""
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30, check=False)
     if check and done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()

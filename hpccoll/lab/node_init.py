@@ -21,7 +21,12 @@ REAP_INTERVAL_S = 0.2
 
 
 def set_up_node(name: str, task: dict[str, list[str] | str]) -> None:
-    """Set the node's host name, /dev/shm, /tmp and address; mount the shared paths into its /tmp."""
+    """Set this node's host name, mount its own /dev/shm and /tmp with the shared paths, and set its address.
+
+    Args:
+        name: the node's host name.
+        task: `tmp` (the directory that becomes /tmp), `shares` (shared paths) and `ip` (input of `ip -batch`).
+    """
     socket.sethostname(name)
     mount = ["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs"]
     subprocess.run([*mount, "/dev/shm"], check=True)  # noqa: S108 - the node's own
@@ -40,7 +45,7 @@ def set_up_node(name: str, task: dict[str, list[str] | str]) -> None:
 
 
 def run_daemon(command: list[str]) -> None:
-    """Start a daemon and block, reaping children, until the daemon ends or standard input closes."""
+    """Start the daemon `command`; return when it ends or standard input closes; meanwhile reap children that end."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     process.returncode = 0  # `reap_children` reaps it, so Popen must not wait for it
     while True:
@@ -50,7 +55,10 @@ def run_daemon(command: list[str]) -> None:
 
 
 def main() -> int:
-    """Run the node that the first argument (JSON) describes; at its end kill its processes; return the exit status."""
+    """Run the node that the first argument of the command line (JSON) describes, and return the exit status.
+
+    At the end, all processes of the node are killed.
+    """
     task = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if task["isolated"]:

@@ -12,7 +12,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def _read_parents() -> dict[int, int]:
-    """Return a dictionary from the ID of every visible process to its parent's ID."""
+    """Return the ID of each visible process's parent, by process ID."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -38,7 +38,10 @@ def find_descendants(root: int) -> list[int]:
 
 
 def handles_sigcont(pid: int) -> bool:
-    """Whether a process must not be stopped: it has ended, or handles SIGCONT, which srun forwards to its tasks."""
+    """Whether a process has a handler for SIGCONT, or has ended; such a process must not be stopped and continued.
+
+    srun handles SIGCONT: srun forwards the signal to its tasks.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -56,7 +59,7 @@ def list_threads(pid: int) -> list[Path]:
 
 
 def read_run_s(thread: Path) -> float | None:
-    """Return the CPU seconds that a thread has used so far; None if the thread has ended."""
+    """Return the CPU seconds that a thread, given by its /proc directory, has used; None if the thread has ended."""
     try:
         return int((thread / "schedstat").read_text(encoding="ascii").split()[0]) * 1e-9
     except (OSError, IndexError):
@@ -64,7 +67,7 @@ def read_run_s(thread: Path) -> float | None:
 
 
 def is_runnable(thread: Path) -> bool:
-    """Whether a thread runs or waits for a core."""
+    """Whether a thread, given by its /proc directory, runs or waits for a core; false if it has ended."""
     try:
         return _read_stat(thread / "stat")[0] == "R"
     except (OSError, IndexError):
@@ -72,19 +75,19 @@ def is_runnable(thread: Path) -> bool:
 
 
 def count_runnable_threads() -> int:
-    """Return how many threads of the whole machine run or wait for a core."""
+    """Return the number of threads on the whole machine that run or wait for a core."""
     return int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0])
 
 
 def send_signal(pids: list[int], number: int) -> None:
-    """Send a signal to each process in `pids` that still exists."""
+    """Send signal `number` to each process in `pids` that still exists."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def reap_children() -> dict[int, int]:
-    """Reap every child that has ended, including adopted orphans; return exit statuses by process ID; do not block."""
+    """Reap all children that have ended, including adopted orphans; return exit statuses by ID; do not wait."""
     statuses: dict[int, int] = {}
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -26,7 +26,7 @@ def extend_path() -> str:
 
 
 def require_programs() -> None:
-    """Raise UnavailableError, with the command that installs them, if programs that a lab needs are missing."""
+    """Raise UnavailableError, with a remedy, if programs that a lab needs, such as slurmctld, are missing."""
     path = extend_path()
     package_of = {name: package for package, names in PROGRAMS_OF_PACKAGE.items() for name in names}
     missing = [name for name in package_of if shutil.which(name, path=path) is None]

@@ -11,7 +11,7 @@ from hpccoll.lab.state_dir import LabPaths
 
 
 def find_free_ports(count: int) -> list[int]:
-    """Return `count` TCP ports of 127.0.0.1 that are unused now, without reserving them."""
+    """Return `count` TCP ports of 127.0.0.1 that are unused now; other programs may take them later."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for bound in sockets:
@@ -20,7 +20,7 @@ def find_free_ports(count: int) -> list[int]:
 
 
 # The short timeouts let SLURM detect a dead node after 14 s, instead of 28 s with the default message timeouts.
-# The scheduler parameters let SLURM start a job immediately.
+# The SchedulerParameters in slurm.conf let SLURM start a job immediately.
 _COMMON = """\
 ClusterName=lab
 AuthType=auth/none
@@ -51,7 +51,13 @@ def format_hosts_file(spec: ClusterSpec) -> str:
 
 
 def format_slurm_conf(spec: ClusterSpec, paths: LabPaths, ports: Sequence[int] = ()) -> str:
-    """Return the text of a lab's slurm.conf; in flat mode `ports` has the controller's port and one port per node."""
+    """Return the text of a lab's slurm.conf.
+
+    Args:
+        spec: nodes and CPUs.
+        paths: the lab's files.
+        ports: in flat mode, the TCP port of slurmctld and then one port per node; empty otherwise.
+    """
     host = socket.gethostname()
     settings = {
         "SlurmctldHost": f"{host}(127.0.0.1)" if ports else f"ctl({spec.get_address('ctl')})",

@@ -18,12 +18,12 @@ from hpccoll.errors import UsageError
 
 SHARED = "shared"
 MARKER = ".hpccoll-lab"  # a file that says that the directory is a lab's
-_LONGEST_RUNTIME_DIR = 45  # of the 60 characters that are allowed for a state directory
+_LONGEST_RUNTIME_DIR = 45  # characters; a state directory in it may have 60 characters
 
 
 @dataclass(frozen=True, slots=True)
 class LabPaths:
-    """The paths of a lab's files in its state directory `dir`; the lab accepts jobs only from `user`."""
+    """The paths of a lab's files in its state directory `dir`, and the user whose jobs the lab accepts."""
 
     dir: Path
     user: str
@@ -54,15 +54,15 @@ class LabPaths:
         return self.dir / SHARED
 
     def log(self, name: str) -> Path:
-        """Return the path of a daemon's log."""
+        """Return the path of the log of the daemon `name`, such as `slurmctld` or `node1`."""
         return self.dir / "log" / f"{name}.log"
 
 
 def get_default_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the state directory of a lab that is started without the option --dir.
 
-    It is in XDG_RUNTIME_DIR if that is a short path of a directory that only this user can write, or else in the
-    directory of temporary files.
+    The state directory is in XDG_RUNTIME_DIR if this variable has a short path of a directory that only this user can
+    write, or else in the directory of temporary files.
     """
     runtime_dir = environ.get("XDG_RUNTIME_DIR", "")
     if runtime_dir.startswith("/") and len(runtime_dir) <= _LONGEST_RUNTIME_DIR and Path(runtime_dir).is_dir():
@@ -73,13 +73,13 @@ def get_default_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def locate_state_dir(state_dir: Path) -> Path:
-    """Return an absolute path of a state directory, with resolved links except for the last component."""
+    """Return the absolute path of a state directory; symbolic links in it are resolved, except the last component."""
     absolute = Path(os.path.abspath(state_dir))  # noqa: PTH100 - `resolve` would follow the last component
     return absolute.parent.resolve() / absolute.name
 
 
 def open_state_dir(path: Path) -> int:
-    """Return the descriptor of a state directory that is this user's.
+    """Open a lab's state directory and return its file descriptor, after a check that only this user can write it.
 
     Raises:
         UsageError: another user owns the directory or can write it, or it is a symbolic link or a file.
@@ -103,7 +103,7 @@ def open_state_dir(path: Path) -> int:
 
 
 def _is_writable_by_others(status: os.stat_result) -> bool:
-    """Whether users other than the owner can write a file or directory."""
+    """Whether users other than the owner can write the file or directory with this `stat` result."""
     return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 

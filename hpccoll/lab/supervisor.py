@@ -25,13 +25,21 @@ from hpccoll.lab.isolation import Isolation
 from hpccoll.lab.lab_processes import LabProcesses
 from hpccoll.lab.state_dir import LabPaths, clear_state_dir
 
-IDLE_LIMIT_S = 90.0  # daemons that end are noticed at once; a busy machine may start them slowly
+IDLE_LIMIT_S = 90.0  # a busy machine may start daemons slowly; a daemon that ends is noticed earlier
 POLL_S = 0.03
 MAX_REQUEST = 65536  # bytes of a request
 
 
 class Supervisor:
-    """Build, serve and end a lab from inside its namespaces; see `launch.launch_lab` for the arguments."""
+    """The init process of a lab: starts its SLURM cluster, carries out requests of clients, and ends the lab.
+
+    Args:
+        paths: the lab's files.
+        spec: the requested nodes and links.
+        isolation: how nodes are isolated from each other.
+        reason: why no better isolation was chosen, for the status.
+        keep: whether the files of jobs in the directory `shared` outlive the lab.
+    """
 
     def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation, reason: str, *, keep: bool) -> None:
         self.paths, self.spec, self.isolation, self.reason, self.keep = paths, spec, isolation, reason, keep
@@ -39,7 +47,7 @@ class Supervisor:
         self.ended = False
 
     def start_cluster(self) -> None:
-        """Set up the control node, start all daemons and block until SLURM reports every node as idle."""
+        """Set up the control node, start all daemons, and wait until SLURM reports every node as idle."""
         if self.isolation is not Isolation.FLAT:
             subprocess.run(["mount", "--bind", str(self.paths.hosts), "/etc/hosts"], check=True)
             socket.sethostname("ctl")
@@ -54,7 +62,7 @@ class Supervisor:
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
-        """Block until SLURM reports all nodes as idle; meanwhile resume nodes that SLURM has drained or marked as down.
+        """Wait until SLURM reports all nodes as idle; meanwhile resume nodes that SLURM has drained or marked as down.
 
         Raises CommunicationError, with the last line of each log, if a daemon ended or IDLE_LIMIT_S have passed.
         """
@@ -73,7 +81,7 @@ class Supervisor:
         raise CommunicationError(f"{late}; last lines of the logs: {read_last_log_lines(self.paths)}")
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer one request per connection, until a request ends the lab or standard input closes."""
+        """Answer requests on `listener`, one per connection, until a request ends the lab or standard input closes."""
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             if sys.stdin is not None and not Path("/dev/null").samefile(f"/proc/self/fd/{sys.stdin.fileno()}"):
@@ -86,7 +94,10 @@ class Supervisor:
                 self.processes.collect_ended_processes()
 
     def answer(self, connection: socket.socket) -> None:
-        """Read one request of this user, carry it out, send the result or the error, and close the connection."""
+        """Read one request, carry it out, send the result or the error, and close the connection.
+
+        Requests of other users are ignored.
+        """
         with connection:
             if read_peer(connection)[1] != os.geteuid():
                 return
@@ -105,7 +116,10 @@ class Supervisor:
                 return
 
     def execute(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Carry out a request on the node that the request names (default: all nodes); return the lab's new status."""
+        """Carry out a request, such as {"action": "power", "node": "node1", "on": false}; return the lab's new status.
+
+        A request without `node` applies to all nodes.
+        """
         names = self.spec.select_nodes(request.get("node", "all"))
         match request["action"]:
             case "link":
@@ -130,7 +144,7 @@ class Supervisor:
         return self.get_status()
 
     def get_status(self) -> dict[str, Any]:
-        """Return the lab's isolation and configuration and each node's state, in types that `json.dumps` accepts."""
+        """Return the lab's isolation, its configuration and each node's state, in types that `json.dumps` accepts."""
         return {
             "isolation": self.isolation.value,
             "why": self.reason,
@@ -155,7 +169,10 @@ def read_last_log_lines(paths: LabPaths) -> str:
 
 
 def open_listener(paths: LabPaths) -> socket.socket:
-    """Listen on a Unix socket, by a short path through /proc because Linux limits a socket's path to 107 bytes."""
+    """Return the Unix socket on which a lab listens for requests.
+
+    The socket is bound by a short path through /proc, because Linux limits a socket's path to 107 bytes.
+    """
     descriptor = os.open(paths.dir, os.O_RDONLY)
     try:
         listener = socket.socket(socket.AF_UNIX)
@@ -167,7 +184,10 @@ def open_listener(paths: LabPaths) -> socket.socket:
 
 
 def main() -> None:
-    """Run the lab that argument 1 describes; write its status or an error to the file descriptor in argument 2."""
+    """Run the lab that the first argument of the command line (JSON) describes, until it ends.
+
+    The second argument is the file descriptor to which the lab's status is written once it is ready, or an error.
+    """
     task, descriptor = json.loads(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

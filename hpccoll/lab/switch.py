@@ -26,7 +26,7 @@ MAX_BATCH = 64  # frames from one link before the other links are served
 
 
 def open_link(device: str) -> socket.socket:
-    """Return a non-blocking raw socket bound to a device."""
+    """Return a non-blocking raw socket that sends and receives the Ethernet frames of the network device `device`."""
     link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     for force, plain in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
         try:
@@ -41,14 +41,17 @@ def open_link(device: str) -> socket.socket:
 
 
 class DelaySwitch:
-    """A learning switch that delays every frame by `delay_s`; `devices` are the control node's ends of the links."""
+    """An Ethernet switch that forwards every frame `delay_s` seconds after its arrival.
+
+    `devices` are the network devices between which frames are forwarded: the control node's ends of the links.
+    """
 
     def __init__(self, devices: list[str], delay_s: float) -> None:
         self.delay_s = delay_s
         self.links = [open_link(device) for device in devices]
-        # The link of each Ethernet address is learned from source addresses.
+        # The switch learns which link leads to an Ethernet address from the source addresses of frames.
         self.link_of_address: dict[bytes, socket.socket] = {}
-        # Entries (time to send, links, frame) are in order of time, because all frames wait equally long.
+        # Delayed frames (time to send, links, frame) are in order of time, because all frames wait equally long.
         self.delayed: deque[tuple[float, list[socket.socket], bytes]] = deque()
         self.ready: dict[socket.socket, deque[bytes]] = {link: deque() for link in self.links}
 
@@ -63,7 +66,10 @@ class DelaySwitch:
             self.send_due_frames()
 
     def receive_frames(self, link: socket.socket) -> None:
-        """Read up to MAX_BATCH frames of a link, learn their source addresses, and queue them for other links."""
+        """Read up to MAX_BATCH frames that arrived on a link, and queue them for the links of their destinations.
+
+        The source addresses of frames show which address is reached by which link.
+        """
         for _ in range(MAX_BATCH):
             try:
                 frame = link.recv(MAX_FRAME)

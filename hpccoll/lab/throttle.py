@@ -23,7 +23,7 @@ LONGEST_STOP_S = 0.200
 SCAN_INTERVAL_S = 0.050  # seconds between two scans for new threads
 BUSY_S = 0.0002  # a thread that runs less than this between two scans counts as sleeping
 IDLE_S = 1.0  # a thread stays busy this long after it last ran: a throttled thread may not run in every interval
-SMOOTHING = 0.8  # weight of the past in exponential averages
+SMOOTHING = 0.8  # weight of the previous average in exponential averages
 MAX_CREDIT_S = 0.004  # CPU time that a node may save up while it waits for other nodes
 PRIORITY = -10  # nice value that lets signals go out in time; only root can set it
 
@@ -45,7 +45,7 @@ class BusyThreads:
         self.mean_running = 0.0
 
     def scan(self) -> None:
-        """Read /proc to update the busy threads and `pids`, the processes to which they belong."""
+        """Find the busy threads in /proc, and the processes to which they belong, into `pids`."""
         descendants = [pid for root in self.roots for pid in processes.find_descendants(root)]
         pids = [pid for pid in descendants if not processes.handles_sigcont(pid)]
         owner = {thread: pid for pid in pids for thread in processes.list_threads(pid)}
@@ -61,7 +61,10 @@ class BusyThreads:
         self.pids = sorted({owner[thread] for thread in self.counted_s})
 
     def read_new_cpu_s(self) -> float:
-        """Return the CPU seconds of busy threads since the last call; update the mean number of running threads."""
+        """Return the CPU seconds that the busy threads have used since the last call.
+
+        Also updates `mean_running`, the mean number of busy threads that run or wait for a core.
+        """
         total = 0.0
         for thread, before in self.counted_s.items():
             run_s = processes.read_run_s(thread)
@@ -74,7 +77,7 @@ class BusyThreads:
 
 
 class CpuThrottle:
-    """Limit a node's processes to a fraction of the CPU time that they would get otherwise.
+    """Limits a node's processes to a fraction of the CPU time that they would get otherwise.
 
     Stopping the processes for a fraction of wall-clock time is not enough, because a busy machine's scheduler favours
     threads that were stopped. Therefore the throttle counts and limits the processes' CPU time. Without throttling,
@@ -103,7 +106,7 @@ class CpuThrottle:
             time.sleep(CYCLE_S * (1 - self.stopped_share))
 
     def step(self) -> None:
-        """Count the CPU time used since the last step, and stop the node's processes if it exceeds the limit.
+        """Count the CPU time used since the last call, and stop the node's processes for a while if it is too much.
 
         The processes continue when the allowed CPU time reaches the used CPU time, at the latest after LONGEST_STOP_S.
         """
@@ -122,7 +125,10 @@ class CpuThrottle:
                 processes.send_signal(self.own.pids, signal.SIGCONT)
 
     def update_reference(self, now: float) -> None:
-        """Update `core_share`, a running thread's unthrottled share of a core, and scan for new threads."""
+        """Update `core_share`, the share of a core that a running thread would get unthrottled, and find new threads.
+
+        `now` is the present time of the monotonic clock in seconds.
+        """
         elapsed_s, self.last_scan = now - self.last_scan, now
         self.mean_runnable += (processes.count_runnable_threads() - self.mean_runnable) * (1 - SMOOTHING)
         share = min(1.0, self.cores / max(self.mean_runnable, 1.0))
@@ -135,8 +141,8 @@ class CpuThrottle:
 
 
 def main() -> None:
-    """Throttle the node whose init process the command line names, until SIGTERM."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # runs `finally`, which continues stopped processes
+    """Throttle the node whose init process the command line names, until this process receives SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the exit runs `finally`, which continues stopped processes
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     percent, root, *other_roots = sys.argv[1:]

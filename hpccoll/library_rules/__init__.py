@@ -1,7 +1,7 @@
 """Files that select algorithms in Open MPI, MPICH and NCCL, written from measured times of these libraries' algorithms.
 
 Start reading with `LibraryRules` in rules.py; `choose_rules` makes the rules from measured times. open_mpi.py, mpich.py
-and nccl.py format them as files that each library reads.
+and nccl.py format the rules as files that each library reads.
 """
 
 from __future__ import annotations

@@ -22,40 +22,39 @@ AlgorithmSamples = Mapping[LibraryAlgorithm, Sequence[float]]  # microseconds; i
 
 @dataclass(frozen=True, slots=True)
 class SizeSamples:
-    """The times of all candidates at one size, and the repeated times of the default and of the selected candidate.
-
-    `repeated` is empty if no candidate was selected.
-    """
+    """The measured times of a library's algorithms for one collective at one message size."""
 
     operation: Operation
     nbytes: int
-    selected: LibraryAlgorithm
-    samples: AlgorithmSamples
-    repeated: AlgorithmSamples
+    selected: LibraryAlgorithm  # the fastest algorithm in `samples` that is faster than the library's default
+    samples: AlgorithmSamples  # times of all algorithms
+    repeated: AlgorithmSamples  # second measurement of the default and `selected`; empty if the default was selected
 
     @property
     def chosen(self) -> LibraryAlgorithm:
-        """The selected candidate if the repeated measurement confirms it, else the default."""
+        """The selected algorithm if the second measurement confirms that it is faster, else the library's default."""
         return self.selected if self.repeated and is_faster(self.repeated, self.selected) else DEFAULT
 
     @property
     def speedup(self) -> float:
-        """The ratio of the default's median time to the chosen one's, in the repeated measurement."""
+        """The default's median time divided by that of the chosen algorithm, in the second measurement."""
         if self.chosen == DEFAULT:
             return 1.0
         return ratio_of_medians(self.repeated[DEFAULT], self.repeated[self.chosen]).value
 
 
 def is_faster(samples: AlgorithmSamples, algorithm: LibraryAlgorithm) -> bool:
-    """Whether an algorithm is proven faster than the library's default."""
+    """Whether an algorithm is faster than the library's default by LEAST_SPEEDUP, with an interval that excludes 1."""
     ratio = ratio_of_medians(samples[DEFAULT], samples[algorithm])
     return ratio.value >= LEAST_SPEEDUP and ratio.low > 1
 
 
 def select_candidate(samples: AlgorithmSamples, previous: LibraryAlgorithm) -> LibraryAlgorithm:
-    """Return the fastest candidate that is proven faster than the default, or the default.
+    """Return the fastest algorithm that is proven faster than the library's default, or the default.
 
-    The candidate of the next smaller size (`previous`) wins if the interval of its median overlaps that of the fastest.
+    Args:
+        samples: the times of all algorithms at one message size.
+        previous: the algorithm selected at the next smaller size, which is kept if it is not significantly slower.
     """
     faster = [each for each in samples if each != DEFAULT and is_faster(samples, each)]
     if not faster:
@@ -68,7 +67,7 @@ def select_candidate(samples: AlgorithmSamples, previous: LibraryAlgorithm) -> L
 
 
 def choose_rules(measured: Sequence[SizeSamples]) -> tuple[LibraryRule, ...]:
-    """Return the rules for measured sizes; one rule covers neighbouring sizes with the same algorithm.
+    """Return rules that select an algorithm by message size; one rule covers neighbouring sizes of one algorithm.
 
     A rule reaches half-way (by ratio) to the next measured size. Beyond the smallest and the largest measured size, it
     reaches as far as to the neighbour on the other side; the rule of 8 bytes includes all shorter messages.
@@ -81,7 +80,10 @@ def choose_rules(measured: Sequence[SizeSamples]) -> tuple[LibraryRule, ...]:
 
 
 def _make_single_rules(points: Sequence[SizeSamples]) -> Iterator[LibraryRule]:
-    """Yield a rule per measured size that has an algorithm other than the default."""
+    """Yield a rule per measured size at which another algorithm than the library's default is chosen.
+
+    `points` are the measurements of one operation in ascending order of size.
+    """
     sizes = [each.nbytes for each in points]
     for index, each in enumerate(points):
         if each.chosen == DEFAULT:
@@ -91,7 +93,11 @@ def _make_single_rules(points: Sequence[SizeSamples]) -> Iterator[LibraryRule]:
 
 
 def _find_range(sizes: Sequence[int], index: int) -> tuple[int, int | None]:
-    """Return the first and the last size that a measured size stands for; a barrier's size of 0 stands for all."""
+    """Return the smallest and the largest message size for which the measured size number `index` stands.
+
+    `sizes` are the measured sizes in ascending order. The only size of a barrier, 0, stands for all sizes, and the
+    result is (0, None).
+    """
     size = sizes[index]
     if size == 0:
         return 0, None
@@ -103,7 +109,7 @@ def _find_range(sizes: Sequence[int], index: int) -> tuple[int, int | None]:
 
 
 def _join_rules(rules: Sequence[LibraryRule]) -> list[LibraryRule]:
-    """Return the rules with adjacent ranges of the same algorithm joined."""
+    """Return the rules of one operation with neighbouring rules for the same algorithm joined into one."""
     joined: list[LibraryRule] = []
     for rule in rules:
         before = joined[-1] if joined else None

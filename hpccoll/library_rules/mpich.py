@@ -37,7 +37,7 @@ _NAMES = {
     Operation.REDUCE: "Reduce",
     Operation.REDUCE_SCATTER: "Reduce_scatter_block",
 }
-# The compositions that a variable selects by number (from 1), and the one without levels, which runs an algorithm.
+# For each operation, MPICH's compositions in order of their numbers (from 1), and the one that runs an algorithm.
 COMPOSITIONS = {
     Operation.ALL_GATHER: (("alpha", "beta"), "beta"),
     Operation.ALL_REDUCE: (("alpha", "beta", "gamma", "delta"), "beta"),
@@ -51,16 +51,16 @@ _TOTAL = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL) 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmFacts:
-    """The parameters of an algorithm, as MPICH's defaults of the variables that force it, and the calls it supports."""
+    """How an algorithm of MPICH is written in a file of decisions."""
 
-    parameters: tuple[str, ...] = ()
-    conditions: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()  # the algorithm's parameters, with the values that MPICH uses by default
+    conditions: tuple[str, ...] = ()  # conditions on calls that the algorithm supports; keys of _CONDITIONS, or `count`
 
 
 _EXCHANGE = ("k=2", "single_phase_recv=0")
 _SUM = "is_commutative"
-# The algorithms to measure. Left out are those that call the collective again on parts of the communicator (`smp`),
-# those of nonblocking collectives (`nb`), and those with parameters that a file cannot set.
+# MPICH's algorithms to measure, without those that call the collective again on parts of the communicator (`smp`),
+# without those of nonblocking collectives (`nb`), and without those with parameters that a file cannot set.
 ALGORITHMS: Mapping[Operation, Mapping[str, AlgorithmFacts]] = {
     Operation.ALL_GATHER: {
         "brucks": AlgorithmFacts(),
@@ -99,8 +99,8 @@ ALGORITHMS: Mapping[Operation, Mapping[str, AlgorithmFacts]] = {
         "recursive_halving": AlgorithmFacts((), (_SUM,)),
     },
 }
-_KINDS = "algorithm=MPIR_", "composition=MPIDI_"  # marks of the two trees among those that a library contains
-# Each condition as two: for calls that the algorithm supports, and for all others.
+_KINDS = "algorithm=MPIR_", "composition=MPIDI_"  # texts that only the MPI library's own two selection trees contain
+# Each condition as a pair: the condition for calls that the algorithm supports, and that for all other calls.
 _CONDITIONS = {
     _SUM: ("is_commutative=yes", "is_commutative=no"),
     "is_op_built_in": ("is_op_built_in=yes", "is_op_built_in=no"),
@@ -110,7 +110,10 @@ _CONDITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class DecisionTrees:
-    """MPICH's decisions: the algorithms of all collectives, and the compositions of the device ch4."""
+    """MPICH's two decision trees: which algorithm runs a collective, and which composition of levels.
+
+    A composition says how a collective is divided into parts within nodes and between nodes (device ch4).
+    """
 
     algorithms: DecisionTree
     compositions: DecisionTree
@@ -122,7 +125,7 @@ def get_collective_name(operation: Operation) -> str:
 
 
 def read_default_trees(library: Path) -> DecisionTrees:
-    """Return the built-in decisions of an MPICH library file; raise UnavailableError if the file has none."""
+    """Return the built-in decision trees in the file of an MPICH library; raise UnavailableError if it has none."""
     found: list[DecisionTree] = [
         json.loads(text) for text in re.findall(rb'\{"collective=[^\0]*', library.read_bytes())
     ]
@@ -136,12 +139,15 @@ def read_default_trees(library: Path) -> DecisionTrees:
 
 
 def add_rules(defaults: DecisionTrees, rules: LibraryRules) -> DecisionTrees:
-    """Return the decisions with the rules added: for the measured number of ranks and for one or for several nodes."""
+    """Return MPICH's decision trees with the rules added, for communicators like the measured one.
+
+    The rules apply to communicators with the same number of ranks, on one node or on several nodes as measured.
+    """
     return DecisionTrees(_add_to(defaults.algorithms, rules, 0), _add_to(defaults.compositions, rules, 1))
 
 
 def _add_to(defaults: DecisionTree, rules: LibraryRules, level: int) -> DecisionTree:
-    """Return one of the trees with the rules added; `level` is 0 for algorithms and 1 for compositions."""
+    """Return a decision tree with the rules added; `level` is 0 for the tree of algorithms, 1 for compositions."""
     tree = dict(defaults)
     for operation in rules.operations:
         key = f"collective={_NAMES[operation].lower()}"
@@ -152,7 +158,14 @@ def _add_to(defaults: DecisionTree, rules: LibraryRules, level: int) -> Decision
 
 
 def _limit_ranks(rules: LibraryRules, default: DecisionTree, special: DecisionTree, level: int) -> DecisionTree:
-    """Return a tree that is `special` for the measured number of ranks on one or several nodes, else `default`."""
+    """Return a decision tree that is `special` for communicators like the measured one, else `default`.
+
+    Args:
+        rules: the rules, with the measured numbers of ranks and nodes.
+        default: MPICH's own tree.
+        special: the tree with rules.
+        level: 0 for the tree of algorithms, 1 for compositions.
+    """
     one = "comm_size=node_comm_size"
     placed = {one: special, "comm_size=any": default} if rules.nodes == 1 else {one: default, "comm_size=any": special}
     if level == 1:
@@ -161,7 +174,10 @@ def _limit_ranks(rules: LibraryRules, default: DecisionTree, special: DecisionTr
 
 
 def _limit_sizes(rules: LibraryRules, operation: Operation, default: DecisionTree, level: int) -> DecisionTree:
-    """Return the tree for the ranges of sizes that have a rule, with `default` between them."""
+    """Return the decision tree of an operation by message size: its rules, and MPICH's own tree `default` elsewhere.
+
+    `level` is 0 for the tree of algorithms, 1 for compositions.
+    """
     if operation is Operation.BARRIER:
         return _make_choice(operation, rules.list_rules(operation)[0].algorithm, default, level)
     size = "total_msg_size" if operation in _TOTAL else "avg_msg_size"
@@ -175,7 +191,10 @@ def _limit_sizes(rules: LibraryRules, operation: Operation, default: DecisionTre
 
 
 def _make_choice(operation: Operation, algorithm: LibraryAlgorithm, default: DecisionTree, level: int) -> DecisionTree:
-    """Return the tree that selects an algorithm or its composition, and `default` for calls it does not support."""
+    """Return the decision tree that selects `algorithm` (`level` 0) or its composition (`level` 1) for an operation.
+
+    Calls that the algorithm does not support use MPICH's own tree, `default`.
+    """
     name, facts = _NAMES[operation], ALGORITHMS[operation].get(algorithm.name, AlgorithmFacts((), ()))
     if level == 1 and algorithm.composition:
         chosen: DecisionTree = {f"composition=MPIDI_{name}_intra_composition_{algorithm.composition}": {}}
@@ -185,7 +204,7 @@ def _make_choice(operation: Operation, algorithm: LibraryAlgorithm, default: Dec
         return default
     conditions = facts.conditions
     if not algorithm.name and operation in (Operation.ALL_REDUCE, Operation.REDUCE):
-        conditions = (_SUM,)  # levels change the order of reduction
+        conditions = (_SUM,)  # reducing within nodes first changes the order of reduction
     for condition in reversed(conditions):
         if condition == "count":  # each rank of the largest power of two needs an element
             chosen = {"count<pow2": default, "count=any": chosen}
@@ -196,12 +215,12 @@ def _make_choice(operation: Operation, algorithm: LibraryAlgorithm, default: Dec
 
 
 def name_compositions_file(path: Path) -> Path:
-    """Return the path of the file of compositions beside the file of algorithms `path`: FILE.ch4.json."""
+    """Return the path of the file of compositions, FILE.ch4.json, that belongs to the file of algorithms `path`."""
     return path.with_suffix(f".ch4{path.suffix}")
 
 
 def list_variables(path: Path) -> dict[str, str]:
-    """Return the variables of the environment with which MPICH reads the file `path` and the one beside it."""
+    """Return the environment variables by which MPICH reads the file of algorithms `path` and that of compositions."""
     return {
         "MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE": str(path.absolute()),
         "MPIR_CVAR_CH4_COLL_SELECTION_TUNING_JSON_FILE": str(name_compositions_file(path).absolute()),
@@ -209,6 +228,6 @@ def list_variables(path: Path) -> dict[str, str]:
 
 
 def format_tree(tree: DecisionTree) -> str:
-    """Return a tree as the text of a file, whose size is not a multiple of `PAGE`."""
+    """Return a decision tree as the JSON text of a file; its size is not a multiple of PAGE, as MPICH requires."""
     text = json.dumps(tree, indent=1) + "\n"
     return text if len(text) % PAGE else text + "\n"

@@ -26,7 +26,7 @@ MOST_CHARACTERS = 250  # the plugin reads lines of at most 255 characters
 
 
 def format_tuner_csv(rules: LibraryRules) -> str:
-    """Return the CSV file of rules, whose first lines are comments."""
+    """Return the rules as the text of a CSV file for NCCL's example tuner plugin; the first lines are comments."""
     lines = [f"# {line}"[:MOST_CHARACTERS] for line in rules.describe()]
     lines += ["# collective,minBytes,maxBytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"]
     for rule in rules.rules:
@@ -37,7 +37,10 @@ def format_tuner_csv(rules: LibraryRules) -> str:
 
 
 def list_variables(path: Path) -> dict[str, str]:
-    """Return the variables with which NCCL reads the file `path`; the plugin is built from NCCL's source tree."""
+    """Return the environment variables by which NCCL reads the file `path` through its example tuner plugin.
+
+    The path of the plugin is a placeholder: users build the plugin from NCCL's source tree.
+    """
     return {
         "NCCL_TUNER_PLUGIN": "/path/to/libnccl-tuner-example.so",
         "NCCL_TUNER_CONFIG_FILE": str(path.absolute()),

@@ -1,8 +1,8 @@
 """Open MPI's files of rules: the classic file and the JSON file of its component `tuned`, and the file of `han`.
 
-Every release of Open MPI reads the classic file; 6.0 and later also read the JSON file (version 3). Both select an
-algorithm of the component `tuned`. On several nodes, `han` carries out most collectives instead, and the file of `han`
-passes those messages to `tuned` for which the rules have an algorithm.
+Every release of Open MPI reads the classic file; 6.0 and later also read the JSON file (version 3). Both files select
+an algorithm of the component `tuned`. On several nodes, `han` carries out most collectives instead, and the file of
+`han` passes those messages to `tuned` for which the rules have an algorithm.
 
 Gather and scatter have no rules: `tuned` finds the size of their messages from arguments that some ranks need not pass,
 so that ranks could select different algorithms.
@@ -20,7 +20,7 @@ from hpccoll.library_rules.rules import LibraryRules
 from hpccoll.plan import Operation
 
 TUNED, HAN = "tuned", "han"
-# The number of a collective in the classic file, and its name in the JSON file and in the names of variables.
+# For each operation: its number in Open MPI's classic file, and its names in the JSON file and in variables.
 COLLECTIVES = {
     Operation.ALL_GATHER: (0, "allgather", "allgather"),
     Operation.ALL_REDUCE: (2, "allreduce", "allreduce"),
@@ -36,10 +36,10 @@ HAN_OPERATIONS = (
 
 
 def format_rules_file(rules: LibraryRules) -> str:
-    """Return the classic file of rules.
+    """Return the rules as the text of Open MPI's classic file, which every release reads.
 
-    Rules hold from one number of ranks on, and the first rule also for fewer ranks. Therefore each collective has two
-    more rules, for any and for more ranks, which leave the choice to Open MPI.
+    In this format, a rule holds from one number of ranks on. Therefore each collective has two more rules, for fewer
+    and for more ranks, which leave the choice to Open MPI.
     """
     lines = [*(f"# {line}" for line in rules.describe()), f"{len(rules.operations)} # collectives"]
     for operation in rules.operations:
@@ -57,13 +57,16 @@ def format_rules_file(rules: LibraryRules) -> str:
 
 
 def format_rules_json(rules: LibraryRules) -> str:
-    """Return the JSON file of rules, version 3; JSON has no comments, so it does not say what it is from."""
+    """Return the rules as the text of Open MPI's JSON file, version 3, which releases from 6.0 on read.
+
+    JSON has no comments, so the file does not contain the origin of the rules.
+    """
     collectives = {COLLECTIVES[operation][1]: [_make_json_set(rules, operation)] for operation in rules.operations}
     return json.dumps({"rule_file_version": 3, "module": TUNED, "collectives": collectives}, indent=1) + "\n"
 
 
 def _make_json_set(rules: LibraryRules, operation: Operation) -> dict[str, Any]:
-    """Return the rules of a collective for the measured number of ranks."""
+    """Return the rules of an operation for the measured number of ranks, as an object of the JSON file."""
     entries = [
         {
             "msg_size_min": rule.first,
@@ -76,7 +79,10 @@ def _make_json_set(rules: LibraryRules, operation: Operation) -> dict[str, Any]:
 
 
 def format_han_file(rules: LibraryRules) -> str:
-    """Return the file of `han`, which passes messages with a rule to `tuned`; empty if no rule needs it."""
+    """Return the text of the file for Open MPI's component `han`, which passes messages with a rule to `tuned`.
+
+    The result is empty if no rule needs the file, as on a single node.
+    """
     operations = [each for each in rules.operations if each in HAN_OPERATIONS] if rules.nodes > 1 else []
     if not operations:
         return ""
@@ -90,7 +96,10 @@ def format_han_file(rules: LibraryRules) -> str:
 
 
 def _make_han_sizes(rules: LibraryRules, operation: Operation) -> Iterator[str]:
-    """Yield the lines of the ranges of sizes of a collective; `han` counts the bytes of one rank in an all_gather."""
+    """Yield the lines of the file of `han` on the message sizes of an operation, and the component for each range.
+
+    Sizes are in bytes; for an all_gather, `han` counts the bytes of one rank's block.
+    """
     segments, blocks = list(rules.list_segments(operation)), rules.ranks if operation is Operation.ALL_GATHER else 1
     yield f"{len(segments)} # ranges of sizes: first byte, component"
     for first, rule in segments:
@@ -98,12 +107,15 @@ def _make_han_sizes(rules: LibraryRules, operation: Operation) -> Iterator[str]:
 
 
 def name_han_file(path: Path) -> Path:
-    """Return the path of the file of `han` beside the file of rules `path`: FILE.han."""
+    """Return the path of the file for `han`, FILE.han, that belongs to the file of rules `path`."""
     return path.with_suffix(".han")
 
 
 def list_variables(path: Path, *, has_han_file: bool) -> dict[str, str]:
-    """Return the variables with which Open MPI reads the file of rules `path` and, if it has one, that of `han`."""
+    """Return the environment variables by which Open MPI reads the file of rules `path`.
+
+    With `has_han_file`, the variables for the file of the component `han` are included.
+    """
     variables = {
         "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
         "OMPI_MCA_coll_tuned_dynamic_rules_filename": str(path.absolute()),

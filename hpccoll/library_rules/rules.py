@@ -11,7 +11,7 @@ from hpccoll.units import format_size
 
 @dataclass(frozen=True, slots=True)
 class LibraryAlgorithm:
-    """An algorithm of a library, as the library names it.
+    """An algorithm of an MPI library or of NCCL, as the library names it.
 
     Attributes:
         name: the name of the algorithm; empty if the library selects one within `composition`.
@@ -26,7 +26,7 @@ class LibraryAlgorithm:
 
     @property
     def label(self) -> str:
-        """The composition and the name, joined by a slash, for people."""
+        """The composition and the name, joined by a slash, such as `beta/ring`; `default` if both are empty."""
         return "/".join(filter(None, (self.composition, self.name))) or "default"
 
 
@@ -35,7 +35,7 @@ DEFAULT = LibraryAlgorithm("")  # the choice of the library without any rule
 
 @dataclass(frozen=True, slots=True)
 class LibraryRule:
-    """The algorithm for messages of `first` to `last` bytes, and the measured speed-ups over the library's default.
+    """The algorithm that a library should use for an operation with messages of `first` to `last` bytes.
 
     Sizes are those of nccl-tests, as everywhere in hpccoll; `last` is None if there is no upper limit. `speedups` has
     the ratio of the default's median time to that of the algorithm at each measured size.
@@ -49,7 +49,7 @@ class LibraryRule:
 
     @property
     def description(self) -> str:
-        """The rule in words, for the comments of a file."""
+        """The rule in words: operation, sizes, algorithm and speed-up, for the comments of a file."""
         sizes = f"{format_size(self.first)} to {'any size' if self.last is None else format_size(self.last)}"
         least, most = min(self.speedups), max(self.speedups)
         ratio = f"{least:.2f}x" if f"{least:.2f}" == f"{most:.2f}" else f"{least:.2f}x to {most:.2f}x"
@@ -75,13 +75,13 @@ class LibraryRules:
         return tuple(dict.fromkeys(rule.operation for rule in self.rules))
 
     def list_rules(self, operation: Operation) -> list[LibraryRule]:
-        """Return the rules of an operation by size."""
+        """Return the rules of an operation in ascending order of message size."""
         return [rule for rule in self.rules if rule.operation is operation]
 
     def list_segments(self, operation: Operation) -> Iterator[tuple[int, LibraryRule | None]]:
-        """Yield the rules of an operation with their first size, and None for the sizes in between without a rule.
+        """Yield consecutive ranges of message sizes, each with its first size in bytes and the operation's rule.
 
-        The first segment begins at size 0. The last one has no upper limit.
+        The rule is None for a range without a rule. The first range begins at size 0; the last one has no upper limit.
         """
         position = 0
         for rule in self.list_rules(operation):

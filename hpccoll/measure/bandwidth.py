@@ -28,7 +28,7 @@ _SHORTEST = 1e-9  # seconds; shorter times count as this one, to avoid a divisio
 
 
 def find_timed_operation(name: str) -> TimedOperation:
-    """Return the operation called `name`, or SEND_RECV for `send_recv`; raise UnknownNameError for an unknown name."""
+    """Return the operation called `name`; SEND_RECV, which is no collective, for `send_recv`; else UnknownNameError."""
     if name == SEND_RECV:
         return SEND_RECV
     names = [operation.value for operation in Operation]
@@ -38,7 +38,7 @@ def find_timed_operation(name: str) -> TimedOperation:
 
 
 def get_busbw_factor(op: TimedOperation, n: int) -> float:
-    """Return the ratio busbw / algbw of operation `op` on n ranks; 0 for a barrier."""
+    """Return nccl-tests' factor busbw / algbw of operation `op` on n ranks, such as 2(n-1)/n; 0 for a barrier."""
     if op is Operation.BARRIER:
         return 0.0
     if op in _WHOLE:
@@ -47,17 +47,24 @@ def get_busbw_factor(op: TimedOperation, n: int) -> float:
 
 
 def compute_message_bytes(op: TimedOperation, count: int, itemsize: int, n: int) -> int:
-    """Return nccl-tests' message size S in bytes, for vectors or blocks of `count` elements on n ranks."""
+    """Return nccl-tests' message size S in bytes of operation `op` on n ranks.
+
+    `count` is the number of elements of the whole vector, or of one block in operations with a block per rank;
+    `itemsize` is the bytes of an element.
+    """
     return op.message_bytes(count, itemsize, n) if isinstance(op, Operation) else count * itemsize
 
 
 def compute_count(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:
-    """Return the number of elements per vector or block of a message of about `nbytes` bytes on n ranks."""
+    """Return the number of elements of a message of about `nbytes` bytes on n ranks; inverse of compute_message_bytes.
+
+    It is the number in the whole vector, or in one block in operations with a block per rank.
+    """
     return (op if isinstance(op, Operation) else Operation.BROADCAST).count_elements(nbytes, itemsize, n)
 
 
 def compute_algbw(nbytes: int, seconds: float) -> float:
-    """Return `nbytes / seconds` in GB/s; a time below 1 ns counts as 1 ns."""
+    """Return nccl-tests' algorithm bandwidth, `nbytes / seconds`, in GB/s; a time below 1 ns counts as 1 ns."""
     return nbytes / max(seconds, _SHORTEST) / GB
 
 

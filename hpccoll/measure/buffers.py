@@ -14,18 +14,18 @@ _ALIGNED = 4096
 
 
 class PreallocatedModule:
-    """Base class of allocators that cut NumPy or CuPy arrays, one after another, from `memory`, an array of bytes."""
+    """Base class of allocators that give out parts of `memory`, an array of bytes, as NumPy or CuPy arrays."""
 
     def __init__(self, memory: FlatArray) -> None:
         super().__init__()
         self._memory, self._used = memory, 0
 
     def rewind(self) -> None:
-        """Forget all allocations, so that the next call of `empty` starts at the beginning of the buffer."""
+        """Forget all allocations, so that the next call of `empty` reuses the memory from its beginning."""
         self._used = 0
 
     def empty(self, count: int, dtype: DType) -> FlatArray:
-        """Return the next page-aligned part of the buffer as an array; its contents are undefined."""
+        """Return an array of `count` elements in the next free, page-aligned part of the memory; uninitialized."""
         nbytes = count * dtype.itemsize
         begin, self._used = self._used, self._used + -(-nbytes // _ALIGNED) * _ALIGNED
         if begin + nbytes > len(self._memory):
@@ -34,11 +34,11 @@ class PreallocatedModule:
 
 
 class SharedMemoryModule(PreallocatedModule, NumPyModule):
-    """Allocates NumPy arrays one after another in a buffer of shared host memory."""
+    """Allocates NumPy arrays in one buffer of host memory that the ranks of a node share."""
 
 
 class SharedCupyModule(PreallocatedModule, CupyModule):
-    """Allocates CuPy arrays one after another in a buffer of shared device memory."""
+    """Allocates CuPy arrays in one buffer of GPU memory that the ranks of a node share."""
 
 
 def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
@@ -49,7 +49,7 @@ def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> Arra
     Args:
         buffer: `host`, `symmetric` (memory shared by the ranks of a node) or `cuda` (shared by CUDA IPC if possible).
         comm: the communicator whose ranks share the memory.
-        most_bytes: total size in bytes of the input, output and input period of the largest workload.
+        most_bytes: total size in bytes of all arrays that are allocated at a time, for the largest message.
 
     Raises:
         UnavailableError: there is no CUDA device, or CuPy is not installed.

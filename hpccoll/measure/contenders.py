@@ -26,7 +26,7 @@ OWN = "hpccoll"  # the engine of hpccoll's own algorithms
 
 
 def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
-    """Prepare an algorithm of hpccoll (or `auto`) on the workload's buffers for timing; collective over `comm`."""
+    """Bind an algorithm of hpccoll (or `auto`) to a benchmark's buffers, to be timed; collective over `comm`."""
     task = workload.task
     x, out = workload.source, workload.result
     if task.operation is Operation.BROADCAST:
@@ -47,11 +47,11 @@ def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Conte
 
 
 def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], HostArray]:
-    """Return a function that computes this rank's exact output by running all ranks' steps in this process."""
+    """Return a function that computes this rank's exact output, by running the plan of all ranks in this process."""
     task = workload.task
 
     def replay_plan() -> HostArray:
-        """Return this rank's exact output."""
+        """Return this rank's exact output, by running the plan of all ranks in this process."""
         combine = get_reduction_function(task.redop) if task.operation.reduces else None
         result = replay(plan, task.count, workload.make_inputs(), combine)[task.rank]
         return np.divide(result, result.dtype.type(task.ranks)) if task.redop == "avg" else result
@@ -60,7 +60,10 @@ def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], HostArray]:
 
 
 def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
-    """Prepare a library's collective for timing; raise UsageError if it lacks the operation, dtype or reduction."""
+    """Bind another library's collective to a benchmark's buffers, to be timed.
+
+    Raises UsageError if the library lacks the operation, dtype or reduction.
+    """
     task = workload.task
     call = peer.prepare(task.operation, workload.source, workload.result, task.redop, task.root)
     wake_threads = None
@@ -75,10 +78,16 @@ def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
 def prepare_contenders(
     comm: Communicator, peers: Sequence[LibraryEngine], workload: Workload, algorithms: Sequence[str]
 ) -> tuple[list[Contender], list[str]]:
-    """Prepare all contenders, `algorithms` of hpccoll and the started libraries `peers`, on the workload's buffers.
+    """Bind algorithms of hpccoll and other libraries to the buffers of one benchmark. Collective over `comm`.
 
-    Collective over `comm`. Returns the contenders that can run, and a sentence with the reason for each contender that
-    cannot run. All ranks get the same contenders and reasons.
+    Args:
+        comm: the communicator of the ranks.
+        peers: the other libraries, already started.
+        workload: the operation with its buffers.
+        algorithms: names of hpccoll's algorithms, or `auto`.
+
+    Returns:
+        Those that can run, and a sentence for each that cannot; the same on all ranks.
     """
     ready: list[Contender] = []
     refused: list[str] = []

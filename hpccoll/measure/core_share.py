@@ -35,12 +35,12 @@ def measure_core_share(comm: MPI.Intracomm) -> float:
 
 
 def find_core_share(comm: MPI.Intracomm, layout: RankLayout) -> float | None:
-    """Return the measured share, rounded for records; None for one rank or more ranks than cores. Collective."""
+    """Return `measure_core_share(comm)`, rounded; None for one rank, or more ranks than cores. Collective."""
     return None if layout.oversubscribed or comm.size == 1 else round(measure_core_share(comm), 3)
 
 
 def is_shared(core_share: float | None) -> bool:
-    """Return whether a measured share means that ranks share cores; false if it was not measured."""
+    """Whether the result of `find_core_share` means that ranks share cores; False if it is None."""
     return core_share is not None and core_share < OWN_CORE
 
 

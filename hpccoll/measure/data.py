@@ -22,7 +22,7 @@ PERIOD = 65521
 
 @dataclass(frozen=True, slots=True)
 class ExpectedResult:
-    """A rank's expected output: `values`, with errors of at most `bound` elementwise, or exactly if `bound` is None."""
+    """A rank's expected output: `values`, with allowed errors of `bound` per element; None allows no error."""
 
     values: HostArray
     bound: HostArray | None = None
@@ -47,7 +47,9 @@ class ExpectedResult:
 
 
 def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> HostArray:
-    """Return the input of `rank`: a new array of `count` pseudo-random elements, different on every rank.
+    """Return the input of `rank` for reduction `op`: a new array of `count` pseudo-random elements.
+
+    The elements differ between ranks, and between seeds.
 
     Floats lie in [-1, 1), or near 1 for products, so that no result overflows. Sums and products of integers may
     overflow, which all engines handle by wrapping around.
@@ -61,7 +63,10 @@ def repeat(period: HostArray, count: int) -> HostArray:
 
 
 def make_period(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> HostArray:
-    """Return the elements that the input of `rank` repeats: PERIOD elements, or all `count` if the input is shorter."""
+    """Return the elements that the input of `rank`, of `count` elements, repeats: at most its first PERIOD elements.
+
+    Inputs are periodic, so that they can be checked without a second copy. The arguments are those of `make_input`.
+    """
     rng = np.random.default_rng((seed, rank))
     size = min(count, PERIOD)
     if dtype.kind == "b":
@@ -114,13 +119,15 @@ def compute_expected_result(
 
 
 def _block(array: HostArray, rank: int, n: int) -> slice:
-    """Return the slice of block `rank` of an array of n equal blocks."""
+    """Return block number `rank` of an array that consists of n equal blocks."""
     count = len(array) // n
     return slice(rank * count, (rank + 1) * count)
 
 
 def expect_reduced(inputs: Iterable[HostArray], op: str) -> ExpectedResult:
-    """Return the reduction of all inputs: exact for booleans, integers, min and max, else in double precision.
+    """Return the expected result of reducing `inputs` by the reduction `op`.
+
+    It is exact for booleans, integers, min and max, and computed in double precision otherwise.
 
     The error bound, 4 (n + 1) eps times the reduction of |input|, holds for any order in which n inputs are reduced.
     `inputs` may be a generator: only one of them is held at a time.

@@ -28,9 +28,9 @@ _ONLY_ROOT_SENDS = (Operation.BROADCAST, Operation.SCATTER)
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRange:
-    """A range of correct real numbers per element, from `low` to `high`, in the element type of the output.
+    """The range of correct values of each element of an output, from `low` to `high`, in the output's element type.
 
-    They are compared without widening the output, in a fraction of the time of an `ExpectedResult` with a bound.
+    The comparison needs no conversion of the output to double precision, which saves most of its time.
     """
 
     low: HostArray
@@ -50,7 +50,7 @@ class ExpectedRange:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSegment:
-    """Elements that repeat `period`, `count` in all."""
+    """Expected elements of an output, `count` in all, that repeat the elements of `period`."""
 
     period: ExpectedRange | ExpectedResult
     count: int
@@ -67,13 +67,13 @@ class ExpectedSegment:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutput:
-    """A rank's expected output: its segments, in the order of the output."""
+    """A rank's expected output, as periodic segments in the order of the output."""
 
     segments: tuple[ExpectedSegment, ...]
 
     @property
     def count(self) -> int:
-        """The number of elements."""
+        """The number of elements of the output."""
         return sum(segment.count for segment in self.segments)
 
     def count_wrong(self, output: HostArray) -> int:
@@ -86,7 +86,7 @@ class ExpectedOutput:
 
 
 def _narrow(expected: ExpectedResult, dtype: np.dtype[Any]) -> ExpectedRange | ExpectedResult:
-    """Return the range of right numbers for outputs of float32 or float64; other types are compared as they are."""
+    """Return the range of correct values in `dtype`, float32 or float64; return `expected` itself for other types."""
     if expected.bound is None or dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
         return expected
     least, most = expected.values - expected.bound, expected.values + expected.bound
@@ -97,14 +97,14 @@ def _narrow(expected: ExpectedResult, dtype: np.dtype[Any]) -> ExpectedRange | E
 
 
 def make_own_period(task: WorkloadSpec, rank: int) -> HostArray | None:
-    """Return the period of the input of `rank`; None if the rank has no input."""
+    """Return the elements that the periodic input of `rank` repeats; None if the rank has no input."""
     if task.operation is Operation.BARRIER or (task.operation in _ONLY_ROOT_SENDS and rank != task.root):
         return None
     return make_period(task.dtype, task.seed, rank, count_input(task), task.redop)
 
 
 def count_input(task: WorkloadSpec) -> int:
-    """Return the number of elements of the input of a rank that has one."""
+    """Return the number of elements of a rank's input, on ranks that have one."""
     return task.count * (task.ranks if task.operation in INPUT_HAS_BLOCKS else 1)
 
 
@@ -120,7 +120,10 @@ def make_expected_output(task: WorkloadSpec) -> ExpectedOutput | None:
 
 
 def _list_blocks(task: WorkloadSpec) -> Iterator[ExpectedResult]:
-    """Yield one period of the expected values of each block of the output; no block if the rank has no output."""
+    """Yield the expected values of each block of the output, as the elements that the block repeats.
+
+    Yields nothing if the rank has no output.
+    """
     operation = task.operation
     first = task.rank * task.count if operation in INPUT_HAS_BLOCKS else 0
     if operation.reduces:
@@ -135,7 +138,10 @@ def _list_blocks(task: WorkloadSpec) -> Iterator[ExpectedResult]:
 
 
 def _rotate(task: WorkloadSpec, rank: int, first: int) -> HostArray:
-    """Return the elements that the input of `rank` repeats from its element `first` on, at most `task.count`."""
+    """Return the elements that the periodic input of `rank` repeats from its element `first` on.
+
+    They are at most `task.count` elements.
+    """
     period = make_period(task.dtype, task.seed, rank, count_input(task), task.redop)
     places: NDArray[np.int64] = (first + np.arange(min(task.count, PERIOD))) % max(len(period), 1)
     return period[places]

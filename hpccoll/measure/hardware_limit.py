@@ -41,23 +41,26 @@ LEAST_LIMITED = 2**20  # bytes; shorter messages are limited by latency and cach
 
 @dataclass(frozen=True, slots=True)
 class HardwareLimit:
-    """The measured time `us` in which all ranks copy, or all nodes exchange, `nbytes` bytes."""
+    """The measured speed of a machine: the time `us` in which all ranks copy, or all nodes exchange, `nbytes` bytes."""
 
     us: float
     nbytes: int
-    nodes: int
+    nodes: int  # 1: the ranks copied host memory; more: the nodes exchanged messages
     unequal: bool = False  # whether some nodes exchange much faster than others
 
     @classmethod
     def from_run(cls, run: Mapping[str, Any]) -> HardwareLimit | None:
-        """Return the limit in a record of kind `run`; None if it has none."""
+        """Return the limit that `run`, a record of kind `run`, contains; None if it contains none."""
         us, nbytes = run.get("limit_us"), run.get("limit_nbytes")
         if not us or not nbytes:
             return None
         return cls(float(us), int(nbytes), int(run.get("nodes") or 1), bool(run.get("limit_unequal")))
 
     def compute_us(self, operation: Operation, nbytes: int, ranks: int) -> float:
-        """Return the shortest time in microseconds of an operation on a message of `nbytes` (nccl-tests' S)."""
+        """Return the shortest possible time in microseconds of an operation on `ranks` ranks, by this limit.
+
+        `nbytes` is the message size as nccl-tests defines it.
+        """
         share = _get_share(operation, ranks, self.nodes)
         if self.unequal and operation is Operation.ALL_REDUCE:
             share = 1.0  # only the slowest link needs the measured time, and it carries each byte once at least
@@ -72,11 +75,11 @@ def compute_lower_bounds(
     machine: Machine | None = None,
     optimum: Optimum | None = None,
 ) -> Bounds:
-    """Return the lower bounds of an operation on a message of `nbytes` (nccl-tests' S); 0 where they are unknown.
+    """Return the lower bounds of an operation's time, by latency and by bandwidth; 0 where they are unknown.
 
-    If the optimum of the network is known, it is the bandwidth bound. From LEAST_LIMITED bytes on, the bandwidth bound
-    is that of `limit`, a measurement of this machine and number of ranks, and there is no latency bound. Otherwise both
-    bounds are those of `machine`.
+    If `optimum`, the least time on the network, is given, it is the bandwidth bound. Else, from LEAST_LIMITED bytes on,
+    the bandwidth bound is that of `limit`, a measurement of this machine, and there is no latency bound. Otherwise both
+    bounds are those of the machine model `machine`. `nbytes` is the message size as nccl-tests defines it.
     """
     if optimum is not None:
         latency_s = 0.0 if machine is None else compute_bounds(operation, ranks, machine, nbytes).latency_s
@@ -88,7 +91,7 @@ def compute_lower_bounds(
 
 
 def find_network_optimum(record: CollectiveRecord, network: Network) -> Optimum | None:
-    """Return the optimum of a measured operation on a network; None if it is unknown."""
+    """Return the least time of a measured operation on a network, as an `Optimum`; None if it cannot be computed."""
     from hpccoll.synthesis import compute_optimum
     from hpccoll.synthesis.optimum import RULED
 
@@ -99,7 +102,7 @@ def find_network_optimum(record: CollectiveRecord, network: Network) -> Optimum 
 
 
 def set_bound(record: CollectiveRecord, network: Network) -> CollectiveRecord:
-    """Return a record of `bench` with the optimum of the network as its bound."""
+    """Return a record of `bench` with the least time on the network as its lower bound; unchanged if it is unknown."""
     optimum = find_network_optimum(record, network)
     if optimum is None:
         return record
@@ -107,7 +110,10 @@ def set_bound(record: CollectiveRecord, network: Network) -> CollectiveRecord:
 
 
 def _get_share(operation: Operation, ranks: int, nodes: int) -> float:
-    """Return the bytes that an operation must move, divided by those of the measured copy or exchange."""
+    """Return the bytes that an operation must move, relative to a copy or exchange of its message by all ranks.
+
+    With several nodes, these are bytes that leave a node; with one node, reads and writes of memory by all ranks.
+    """
     if nodes > 1:
         return get_busbw_factor(operation, nodes)
     n, others = ranks, ranks - 1
@@ -128,9 +134,9 @@ def _get_share(operation: Operation, ranks: int, nodes: int) -> float:
 
 
 def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int) -> HardwareLimit:
-    """Measure copies of up to `MOST_BYTES` by all ranks at once or, on several nodes, the exchange between nodes.
+    """Measure how fast all ranks copy `nbytes` of memory at once or, on several nodes, how fast nodes exchange them.
 
-    Collective over `comm`. Cost: two buffers of the message size, and ITERATIONS + 1 copies or exchanges.
+    At most MOST_BYTES are copied. Collective over `comm`. Cost: two buffers of that size, and ITERATIONS + 1 copies.
     """
     size = min(nbytes, MOST_BYTES)
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)

@@ -37,13 +37,13 @@ FAR_BEHIND, SHARE_BEHIND = 2.0, 0.3  # a contender this many times slower than t
 
 @dataclass(slots=True)
 class Contender:
-    """A prepared call of one engine and algorithm that is timed beside others, and its samples so far."""
+    """A collective by one library and algorithm, bound to buffers, to be timed beside others, and its times so far."""
 
-    engine: str
-    algorithm: str | None
-    call: Callable[[], object]
+    engine: str  # the library, such as `mpi`, or `hpccoll`
+    algorithm: str | None  # None for another library's own choice
+    call: Callable[[], object]  # runs the collective once
     free: Callable[[], None]
-    staging: Staging = None
+    staging: Staging = None  # how MPI accesses device memory; None for host memory
     works_in_threads: bool = False  # whether the call needs cores for threads of its own
     wake_threads: Callable[[], object] | None = None  # the library's barrier, called before each timed call
     selected: str | None = None  # what `auto` selected: an algorithm, or `mpi`
@@ -69,20 +69,20 @@ class Contender:
 
 
 class IterationTime(NamedTuple):
-    """One iteration on this rank: seconds by the host's clock and by CUDA events, and whether it started late.
+    """The times of one iteration on this rank."""
 
-    `delay_s` is that of `IterationStart`.
-    """
-
-    seconds: float
-    stream_s: float
-    late: bool
-    delay_s: float
+    seconds: float  # by the host's clock
+    stream_s: float  # by CUDA events; 0 for host memory
+    late: bool  # whether this rank started it too late
+    delay_s: float  # from the announcement of the start until this rank was ready
 
 
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """Options of timing: `warmup` untimed iterations, then timed ones until `rule` stops; `check` validates results."""
+    """How a collective is timed: `warmup` untimed iterations, then timed ones until `rule` stops them.
+
+    `check` compares all results with expected ones; `seed` determines the data and the order of turns.
+    """
 
     rule: StoppingRule
     warmup: int
@@ -91,9 +91,17 @@ class TimingOptions:
 
 
 class InterleavedBenchmark:
-    """Times engines and algorithms on one workload; only `count_iterations` and `decide_stop` are not collective.
+    """Times libraries and algorithms (contenders) in turns on the same buffers.
 
-    `on_round` is called after each round of turns with the share of the fewest iterations that has run.
+    Only `count_iterations` and `decide_stop` are not collective.
+
+    Args:
+        comm: the ranks.
+        workload: the operation with its buffers.
+        contenders: the calls to time.
+        method: how to time them.
+        starter: lets all ranks start an iteration together; None starts them by a barrier.
+        on_round: called after each round of turns with the share of the timing that is done, from 0 to 1.
     """
 
     def __init__(
@@ -114,7 +122,7 @@ class InterleavedBenchmark:
         self._random = random.Random(method.seed)  # noqa: S311 - the same order on every rank, not a secret
 
     def run(self) -> Iterator[Contender]:
-        """Warm up and time all contenders; yield each contender when the stopping rule ends its timing."""
+        """Warm up and time all contenders; yield each when the stopping rule ends its timing. Collective."""
         for contender in self.running:
             self.warm_up(contender)
         while self.running:
@@ -134,11 +142,11 @@ class InterleavedBenchmark:
                 self.on_round(self._compute_share())
 
     def _compute_share(self) -> float:
-        """Return an estimate of the share of the timing that is done."""
+        """Return an estimate of the share of the timing that is done, from 0 to 1; local."""
         return sum(map(self._compute_contender_share, self.contenders)) / len(self.contenders)
 
     def _compute_contender_share(self, contender: Contender) -> float:
-        """Return how near a contender is to the end of its timing: the nearest bound of the stopping rule counts."""
+        """Return the share of a contender's timing that is done, from 0 to 1, by the limit that it will reach first."""
         rule, samples = self.method.rule, len(contender.samples_us)
         if contender.stop is not None:
             return 1.0
@@ -146,7 +154,7 @@ class InterleavedBenchmark:
         return min(samples / rule.min_iterations, spent, 1.0)
 
     def warm_up(self, contender: Contender) -> None:
-        """Run untimed iterations; if `check` is set, count wrong elements in `contender.wrong`.
+        """Run untimed iterations; if results are checked, set `contender.wrong`, the number of wrong elements.
 
         Results are compared with expected values, bit by bit with `contender.oracle`, and by checksum with other ranks.
         """
@@ -187,9 +195,10 @@ class InterleavedBenchmark:
         contender.spent_s += time.perf_counter() - begin
 
     def _adapt_window(self, contender: Contender, delays_s: NDArray[np.float64]) -> None:
-        """Adapt the start window; if ranks miss most windows, start this contender's iterations by a barrier instead.
+        """Adapt the time between announcement and start of iterations; if ranks miss most starts, use a barrier.
 
-        Raises UsageError if the user fixed a window that is too short.
+        `delays_s` are the times that the slowest rank needed to be ready. Raises UsageError if the user fixed a time
+        (--window) that is too short.
         """
         self.starter.adapt(delays_s)
         rounds = contender.discarded + len(contender.samples_us)
@@ -199,15 +208,15 @@ class InterleavedBenchmark:
             _start_by_barrier(contender)
 
     def count_iterations(self, contender: Contender) -> int:
-        """Return how many iterations fit in TURN_S seconds: 1 to MOST_A_TURN, within the stopping rule's maximum."""
+        """Return how many iterations of a contender fit into a turn of TURN_S seconds: from 1 to MOST_A_TURN; local."""
         median_s = max(contender.median_us / 1e6, 1e-7)
         fitting = 1 if not contender.samples_us else max(1, min(MOST_A_TURN, int(TURN_S / median_s)))
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
 
     def time_iteration(self, contender: Contender) -> IterationTime:
-        """Run one iteration that all ranks start together; if `check` is set, count the wrong elements of the result.
+        """Run one iteration that all ranks start together, and return its times on this rank.
 
-        Returns the times on this rank.
+        If results are checked, the wrong elements are added to `contender.wrong`.
         """
         workload = self.workload
         timer = workload.module.make_stream_timer()
@@ -236,13 +245,13 @@ class InterleavedBenchmark:
         return self.method.rule.decide(contender.samples_us, share * self.method.rule.budget_s)
 
     def _find_budget(self, contender: Contender) -> float:
-        """Return the seconds that a contender may take; fewer if it is far behind the best that still runs."""
+        """Return the seconds that a contender may take; fewer if it is much slower than the best that still runs."""
         behind = contender.median_us > FAR_BEHIND * find_least_median_us(self.running)
         return self.method.rule.budget_s * (SHARE_BEHIND if behind else 1.0)
 
 
 def _start_by_barrier(contender: Contender) -> None:
-    """Start a contender's iterations by barriers from now on, and drop its samples, which lack a barrier's skew."""
+    """Start a contender's iterations by barriers from now on, and drop its samples, which were started otherwise."""
     contender.start = StartMethod.BARRIER
     contender.samples_us, contender.stream_us = [], []
 

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 POLL_S = 20e-6  # between two looks whether all ranks are ready
 LATE_S, LATE_SHARE = 3e-6, 0.02  # a rank is late if it starts this long, and this share of its time, after the start
 FIRST_WINDOW_S, SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 50e-6, 5e-6, 1e-3
-MARGIN, READY = 1.5, 0.6  # a window is this many times as long as 60 % of the rounds needed, because on busy cores the
-# other rounds need milliseconds, and a rank that waits so long for its start is likely to lose its core again
+# A window is MARGIN times as long as the share READY of the rounds needed. On busy cores, the other rounds need
+# milliseconds, and a rank that waits so long for its start is likely to lose its core again.
+MARGIN, READY = 1.5, 0.6
 SPAN_S, HORIZON_S = 0.1, 1.0  # of the first synchronization; later ones make the drift more precise
 SHORTEST_SPAN_S = 0.02  # in less time, the drift is so uncertain that windows are missed
 REFRESH_S = 1.0  # the clock is synchronized again after this time
@@ -45,10 +46,10 @@ STALE_S = 5.0  # and not used any more after this time
 
 
 class IterationStart(NamedTuple):
-    """The announced time of a start on this rank's clock, and the time from the announcement until it was ready.
+    """The start of one iteration on this rank.
 
-    `missed` is whether the rank was ready only after the start. After a barrier, no rank is late: `start_s` is
-    infinite.
+    `start_s` is the announced time of the start on this rank's clock, or infinity after a barrier, so that no rank is
+    late. `delay_s` is the time from the announcement until this rank was ready; `missed` is whether that was too late.
     """
 
     start_s: float
@@ -56,12 +57,12 @@ class IterationStart(NamedTuple):
     missed: bool
 
     def is_late(self, begin_s: float, seconds: float) -> bool:
-        """Whether an iteration of `seconds` that began at `begin_s` began too late."""
+        """Whether an iteration that took `seconds` and began at `begin_s` on this rank's clock began too late."""
         return self.missed or begin_s - self.start_s > max(LATE_S, LATE_SHARE * seconds)
 
 
 class IterationStarter(Protocol):
-    """Lets all ranks start an iteration together. All methods are collective."""
+    """Lets all ranks start a timed iteration together. All methods are collective."""
 
     method: StartMethod
     barrier_reason: str  # why iterations start by a barrier, a clause that begins with "as"; empty if the user asked
@@ -71,24 +72,30 @@ class IterationStarter(Protocol):
         """The seconds that synchronizing clocks has taken so far."""
 
     def wait(self, works_in_threads: bool) -> IterationStart:
-        """Block until all ranks may start; `works_in_threads`: the call needs cores for threads of its own."""
+        """Block until all ranks may start an iteration.
+
+        `works_in_threads` is whether the timed call needs cores for threads of its own; waiting ranks then sleep.
+        """
 
     def adapt(self, delays_s: NDArray[np.float64]) -> None:
-        """Adapt the start of later iterations to the largest delays over all ranks in the latest rounds."""
+        """Adapt the start of later iterations to the times that the slowest rank needed in the latest iterations."""
 
     def refresh(self) -> None:
         """Synchronize the clocks again if they may have become wrong; called between iterations."""
 
     def measure_residual(self) -> Residual | None:
-        """Return the current errors of all clocks; None without clocks."""
+        """Measure and return the current errors of all ranks' clocks; None if no clocks are used."""
 
     def describe_clock(self) -> dict[str, str | float]:
-        """Return the fields of a run record on the clock: its scheme, its current error and the cost so far."""
+        """Return fields for the record of kind `run`: the clock's scheme, its current error and its cost so far."""
 
 
 @dataclass(slots=True)
 class BarrierStarter:
-    """Starts iterations by a barrier of `comm`; `barrier_reason` is that of `IterationStarter`."""
+    """Starts iterations by a barrier of `comm`.
+
+    `barrier_reason` states why, as a clause that begins with "as"; it is empty if the user asked for barriers.
+    """
 
     comm: MPI.Intracomm
     barrier_reason: str = ""
@@ -100,7 +107,7 @@ class BarrierStarter:
         return 0.0
 
     def wait(self, works_in_threads: bool) -> IterationStart:
-        """Pass a barrier; if `works_in_threads`, sleep until all ranks are there, because MPI waits by polling."""
+        """Pass a barrier; if `works_in_threads`, sleep until all ranks are there, because MPI's wait uses a core."""
         if works_in_threads:
             wait_asleep(self.comm)
         self.comm.Barrier()
@@ -117,7 +124,7 @@ class BarrierStarter:
         return None
 
     def describe_clock(self) -> dict[str, str | float]:
-        """Return no fields, because a barrier needs no clock."""
+        """Return an empty dict, because a barrier needs no clock."""
         return {}
 
 
@@ -128,7 +135,7 @@ class WindowStarter:
         comm: the ranks, each with a core of its own.
         clock: the name of the synchronization scheme.
         window_s: time from the announcement of a start to the start; None to adapt it to the time that ranks need.
-        span_s: seconds that each wave of the first synchronization may measure.
+        span_s: seconds that each step of the first synchronization may take, in which some pairs of ranks measure.
         budget: limits the time of synchronizing again; None for no limit.
     """
 
@@ -158,7 +165,7 @@ class WindowStarter:
         return self._budget.spent_s
 
     def wait(self, works_in_threads: bool) -> IterationStart:
-        """Let rank 0 announce a start, and wait for it on the global clock.
+        """Let rank 0 announce a time of the global clock, and wait for this time.
 
         A barrier precedes the announcement, so that the window needs to be as long as a broadcast only.
         """
@@ -179,13 +186,13 @@ class WindowStarter:
         return start
 
     def adapt(self, delays_s: NDArray[np.float64]) -> None:
-        """Choose the length of the next windows, unless the caller fixed it."""
+        """Choose the time from the announcement to the start of later iterations, unless the caller fixed it."""
         if not self.fixed and len(delays_s):
             needed_s = MARGIN * float(np.quantile(delays_s, READY))
             self.window_s = min(max(needed_s, 0.7 * self.window_s, SHORTEST_WINDOW_S), LONGEST_WINDOW_S)
 
     def refresh(self) -> None:
-        """Synchronize again if rank 0 finds the last synchronization too old, and the budget allows it.
+        """Synchronize the clocks again if rank 0 finds the last synchronization too old, and the budget allows it.
 
         If the budget does not allow it for STALE_S seconds, `method` becomes BARRIER for the rest of the run.
         """
@@ -204,7 +211,7 @@ class WindowStarter:
             self.method, self.barrier_reason = StartMethod.BARRIER, describe_sync_cost(self._budget)
 
     def measure_residual(self) -> Residual | None:
-        """Return the current errors of all clocks; None if measuring them would exceed the budget."""
+        """Measure and return the current errors of all ranks' clocks; None if that would exceed the budget."""
         if self.method is StartMethod.BARRIER or not self.comm.bcast(self._budget.left_s > self._residual_s):
             return None
         before_s = self._budget.spent_s
@@ -214,7 +221,7 @@ class WindowStarter:
         return residual
 
     def describe_clock(self) -> dict[str, str | float]:
-        """Return the scheme, the current error of any rank's clock and its bound, and the time of synchronizing."""
+        """Return fields for the record of kind `run`: the clock's scheme, its largest error, and the cost so far."""
         residual = self.measure_residual()
         described: dict[str, str | float] = {"clock": self.clock.scheme, "clock_sync_s": round(self.clock.cost_s, 6)}
         if residual is None:
@@ -223,7 +230,10 @@ class WindowStarter:
         return described | {name: round(error_us, 3) for name, error_us in bounds.items()}
 
     def explain_misses(self, discarded: int, rounds: int, delays_s: NDArray[np.float64]) -> UsageError:
-        """Return the error of a fixed window that is too short; `delays_s` are the times that ranks needed."""
+        """Return the error to raise if --window is too short.
+
+        `discarded` of `rounds` iterations were missed by a rank; `delays_s` are the times that the slowest rank needed.
+        """
         enough_us = max(MARGIN * float(np.quantile(delays_s, READY)), SHORTEST_WINDOW_S) * 1e6
         missed = f"a rank missed the start of {discarded} of {rounds} rounds"
         remedy = f"use --window {enough_us:.0f} or leave the option out"
@@ -231,21 +241,22 @@ class WindowStarter:
 
 
 def describe_sync_cost(budget: SyncBudget) -> str:
-    """Return the reason to start by barriers if synchronizing the clocks exceeds the budget."""
+    """Return a clause that states why iterations start by barriers: synchronizing clocks would exceed the budget."""
     return f"as synchronizing clocks would take more than {budget.share:.0%} of the run"
 
 
 def choose_span_s(comm: MPI.Intracomm, clock: str, budget: SyncBudget) -> float | None:
-    """Return the seconds that each wave of the first synchronization may measure; None if the budget has too few.
+    """Return how many seconds each step of the first synchronization of clocks may take; None if there are too few.
 
-    Half of the budget is kept, because messages on busy cores take longer than planned. Collective.
+    `clock` is the name of the scheme. Half of the budget is kept, because messages on busy cores take longer than
+    planned. Collective.
     """
     span_s = float(comm.bcast(min(SPAN_S, budget.left_s / 2 / max(count_waves(comm, clock), 1))))
     return span_s if span_s >= SHORTEST_SPAN_S else None
 
 
 def wait_asleep(comm: MPI.Intracomm) -> None:
-    """Block until all ranks have called this function, and sleep meanwhile. Collective."""
+    """Block until all ranks have called this function; ranks that wait sleep, which frees their cores. Collective."""
     arrival = comm.Ibarrier()
     while not arrival.Test():
         time.sleep(POLL_S)

@@ -32,25 +32,25 @@ HOPELESS = 3.0  # stop an algorithm whose median is proven to be this many times
 
 
 class ForcedBenchmark(InterleavedBenchmark):
-    """Times the algorithms of a library in turns; each contender's `algorithm` is the label of its forced engine."""
+    """Times the algorithms of another library in turns; the library is forced to use one in each turn."""
 
     library: AlgorithmLibrary
-    engines: dict[str, ForcedEngine]
+    engines: dict[str, ForcedEngine]  # by the label of the algorithm, which is the contender's `algorithm`
 
     def warm_up(self, contender: Contender) -> None:
-        """Run untimed iterations of the contender's algorithm, and count wrong elements."""
+        """Run untimed iterations while the library is forced to use the contender's algorithm; count wrong elements."""
         with self.library.force(self.engines[contender.algorithm or ""]):
             super().warm_up(contender)
 
     def time_turn(self, contender: Contender) -> None:
-        """Time several iterations of the contender's algorithm."""
+        """Time several iterations while the library is forced to use the contender's algorithm. Collective."""
         with self.library.force(self.engines[contender.algorithm or ""]):
             super().time_turn(contender)
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return the reason to stop timing a contender, or None to go on; BUDGET if it is proven far slower.
+        """Return the reason to stop timing an algorithm, None to go on; BUDGET if it is proven HOPELESS times as slow.
 
-        A few samples do not prove it, because a rank may have waited for its core in each of them.
+        A few samples are no proof, because a rank may have waited for its core in each of them.
         """
         samples, best = contender.samples_us, find_least_median_us(self.contenders)
         if samples and is_interval_full(samples) and median_interval(samples).low > HOPELESS * best:
@@ -60,7 +60,10 @@ class ForcedBenchmark(InterleavedBenchmark):
 
 @dataclass(frozen=True, slots=True)
 class LibraryTuning:
-    """The operations and message sizes (nccl-tests' S) to measure, and how; `run` is collective over `world`."""
+    """A measurement of another library's algorithms, for operations and message sizes in bytes (nccl-tests' S).
+
+    `module` allocates the buffers, and `method` is how calls are timed. `run` is collective over `world`.
+    """
 
     world: MPI.Intracomm
     library: AlgorithmLibrary
@@ -87,7 +90,10 @@ class LibraryTuning:
         return sum(len(self.library.list_engines(task.operation)) for task in self.list_tasks())
 
     def run(self, note_record: Callable[[CollectiveRecord], None]) -> Iterator[SizeSamples]:
-        """Yield the times of all algorithms per operation and size; pass each measured record to `note_record`."""
+        """Time all algorithms; yield their times per operation and size, and pass each record to `note_record`.
+
+        Collective.
+        """
         tasks, shares = self.list_tasks(), self.count_cases() + 2 * len(self.list_tasks())
         method = replace(self.method, rule=replace(self.method.rule, budget_s=self.budget_s / max(shares, 1)))
         previous, operation = DEFAULT, None
@@ -106,7 +112,15 @@ class LibraryTuning:
         method: TimingOptions,
         note_record: Callable[[CollectiveRecord], None],
     ) -> SizeSamples:
-        """Time all engines on one workload, then the selected one and the default again. Collective."""
+        """Time all algorithms of one operation and size, then the selected one and the default again. Collective.
+
+        Args:
+            task: the operation and size.
+            engines: the algorithms.
+            previous: the algorithm selected for the next smaller size.
+            method: how to time them.
+            note_record: is called with the record of each algorithm.
+        """
         workload = Workload(task, self.module)
         usable = [engine for engine in engines if engine.algorithm == DEFAULT or self._can_run(workload, engine)]
         contenders = self._time(workload, usable, method)
@@ -122,7 +136,7 @@ class LibraryTuning:
         return SizeSamples(task.operation, nbytes, selected, samples, repeated)
 
     def _can_run(self, workload: Workload, engine: ForcedEngine) -> bool:
-        """Whether the library accepts the call with this algorithm on all ranks."""
+        """Whether the library carries out the call with the algorithm of `engine` on all ranks. Collective."""
         works = True
         try:
             with self.library.force(engine, strict=True):
@@ -132,7 +146,7 @@ class LibraryTuning:
         return all(self.world.allgather(works))
 
     def _time(self, workload: Workload, engines: Sequence[ForcedEngine], method: TimingOptions) -> list[Contender]:
-        """Return the timed contenders of engines, in their order. Collective."""
+        """Time the algorithms of `engines` in turns; return their times, in the same order. Collective."""
         contenders = [replace(prepare_peer(each.engine, workload), algorithm=each.algorithm.label) for each in engines]
         benchmark = ForcedBenchmark(self.world, workload, contenders, method)
         benchmark.library, benchmark.engines = self.library, {each.algorithm.label: each for each in engines}
@@ -143,7 +157,7 @@ class LibraryTuning:
         return contenders
 
     def _make_record(self, task: WorkloadSpec, contender: Contender) -> CollectiveRecord:
-        """Return the record of a timed algorithm."""
+        """Return the record of a timed algorithm (`contender`) for the call `task`. Collective."""
         nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
         case = CollectiveCase(
             op=task.operation.value,
@@ -167,7 +181,7 @@ class LibraryTuning:
 def _collect_samples(
     engines: Sequence[ForcedEngine], contenders: Sequence[Contender]
 ) -> dict[LibraryAlgorithm, list[float]]:
-    """Return the times of the algorithms whose results were right; those of the default always."""
+    """Return the times in us of each algorithm whose results were right; those of the library's default always."""
     pairs = zip(engines, contenders, strict=True)
     return {
         engine.algorithm: contender.samples_us

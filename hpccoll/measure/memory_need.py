@@ -27,9 +27,13 @@ USABLE = 0.9  # of the free memory; the rest is for other programs
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """The sizes in bytes that fit and those that do not, and the smallest free memory per rank of any host.
+    """Which message sizes of a benchmark fit into memory.
 
-    `messages` is the number of messages that a rank holds at a time; 0 if all buffers are in memory of GPUs.
+    Args:
+        sizes: the message sizes in bytes that fit.
+        left_out: those that do not.
+        free_bytes: the free memory of a host divided by its ranks, on the host with the least.
+        messages: how many messages a rank holds at a time; 0 if all buffers are in GPU memory.
     """
 
     sizes: tuple[int, ...]
@@ -44,7 +48,7 @@ class MemoryNeed:
         return f"memory: {need}; {format_size(self.free_bytes)} per rank is free"
 
     def explain_left_out(self) -> str:
-        """Return which sizes are left out, and the remedy; empty if all fit."""
+        """Return a sentence with the message sizes that do not fit, and the remedy; empty if all fit."""
         if not self.left_out:
             return ""
         names = ", ".join(map(format_size, self.left_out))

@@ -26,7 +26,10 @@ class OtherProcessLoad:
 
     @staticmethod
     def _sum_busy_s(comm: MPI.Intracomm) -> float:
-        """Return the CPU seconds of this node since it booted, minus those of all ranks of `comm`; collective."""
+        """Return the CPU seconds that other programs have used on this node since it booted; collective over `comm`.
+
+        They are those of all processes, minus those of the ranks of `comm`.
+        """
         mine, spent = psutil.Process().cpu_times(), psutil.cpu_times()
         ranks = comm.allreduce(mine.user + mine.system)
         return float(sum(spent) - spent.idle - getattr(spent, "iowait", 0.0) - getattr(spent, "guest", 0.0) - ranks)

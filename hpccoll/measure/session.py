@@ -36,10 +36,20 @@ ALL, SHORTLIST = "all", "shortlist"  # in `BenchmarkConfig.algorithms`: every al
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkConfig:
-    """The cases to measure; `sizes` are in bytes, `places` are True for in place.
+    """What a benchmark measures on one kind of buffer: each operation, in each size, by each engine and algorithm.
 
-    `algorithms` has names of algorithms, `auto`, `mpi` (the MPI library's own collective, called by hpccoll), `ALL` or
-    `SHORTLIST`.
+    Args:
+        operations: the collectives.
+        sizes: message sizes in bytes.
+        dtype: the element type.
+        redop: the name of the reduction.
+        root: the root of rooted operations.
+        places: the values of `in_place` to measure: True, False or both.
+        algorithms: names of hpccoll's algorithms, `auto`, `mpi` (the MPI library's own collective, called by hpccoll),
+            `ALL`, or `SHORTLIST`.
+        buffer: the kind of buffer: `host`, `symmetric` or `cuda`.
+        nodes: the number of nodes of the job.
+        method: how calls are timed.
     """
 
     operations: tuple[Operation, ...]
@@ -54,7 +64,7 @@ class BenchmarkConfig:
     method: TimingOptions
 
     def list_algorithms(self, task: WorkloadSpec) -> list[str]:
-        """Return the names of hpccoll's algorithms to time on a workload, `auto` and `mpi` last."""
+        """Return the names of hpccoll's algorithms to time for a call, with `auto` and `mpi` last."""
         wanted = set(self.algorithms)
         if SHORTLIST in wanted:
             nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
@@ -65,13 +75,16 @@ class BenchmarkConfig:
         return [*named, *(name for name in (MPI_LIBRARY, AUTO) if name in wanted)]
 
     def max_buffer_bytes(self, ranks: int) -> int:
-        """Return an upper bound of the bytes of one workload's input, output and input period on a rank."""
+        """Return an upper bound of the bytes of all arrays that a rank allocates for one call, on `ranks` ranks."""
         tasks = self.list_workloads(0, ranks)
         largest = max(compute_message_bytes(t.operation, t.count, t.dtype.itemsize, ranks) for t in tasks)
         return 2 * largest + min(largest, PERIOD * self.dtype.itemsize)
 
     def list_workloads(self, rank: int, ranks: int) -> list[WorkloadSpec]:
-        """Return the arguments of the calls to time on `rank`; raise UsageError if `dtype` does not support `redop`."""
+        """Return the arguments of all calls to time, as rank `rank` of `ranks` passes them.
+
+        Raises UsageError if `dtype` does not support `redop`.
+        """
         for operation in self.operations:
             if operation.reduces:
                 Reduction(self.redop, 1).require(self.dtype)
@@ -87,7 +100,18 @@ class BenchmarkConfig:
 
 
 class BenchmarkSession:
-    """A benchmark on the ranks of `world`, timed by `run`; `refused` tells which algorithms cannot run, and why."""
+    """A benchmark of collectives on one kind of buffer; `run_workload` times one call by all engines and algorithms.
+
+    The attribute `refused` has a sentence for each algorithm that cannot run.
+
+    Args:
+        config: what is measured.
+        world: the MPI communicator of the ranks.
+        comm: hpccoll's communicator of the same ranks.
+        peers: the other libraries, already started.
+        module: allocates the buffers.
+        own: whether hpccoll's own algorithms are measured.
+    """
 
     def __init__(
         self,
@@ -101,27 +125,27 @@ class BenchmarkSession:
         self.config, self.world, self.comm, self.peers, self.module = config, world, comm, peers, module
         self.starter: IterationStarter | None = None  # None: iterations start after a barrier
         self.on_round: Callable[[float], None] | None = None  # called with the share of a workload's iterations
-        self.own = own  # whether hpccoll itself is a contender
+        self.own = own
         self.tasks = config.list_workloads(world.rank, world.size)
         self.refused: list[str] = []
         self.refused_count = 0  # cases so far whose engine or algorithm cannot run
 
     def list_cases(self) -> list[CaseKey]:
-        """Return the cases of a complete run, including cases whose contender may turn out to be unable to run."""
+        """Return the keys of all records of a complete run, also of those whose algorithm may be unable to run."""
         return [key for task in self.tasks for key in self._list_task_cases(task)]
 
     def make_block(self, task: WorkloadSpec, finished: Collection[CaseKey]) -> Block:
-        """Return the `Block` of a workload: its message size and the number of its cases not in `finished`."""
+        """Return the message size of a call and the number of its records that are not in `finished`, as a `Block`."""
         nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
         return Block(nbytes, sum(key not in finished for key in self._list_task_cases(task)))
 
     def _list_task_cases(self, task: WorkloadSpec) -> list[CaseKey]:
-        """Return the cases of one workload."""
+        """Return the keys of the records of one call: one per engine and algorithm."""
         engines = [(OWN, name) for name in self.list_algorithms(task)] + [(peer.name, None) for peer in self.peers]
         return [self._make_case(task, engine, algorithm).key for engine, algorithm in engines]
 
     def set_case_budget(self, seconds: float) -> None:
-        """Set the time budget of each case; the minimum of iterations still applies."""
+        """Set the seconds for the timing of each record; the fewest iterations are run even if they take longer."""
         method = self.config.method
         rule = replace(method.rule, budget_s=seconds)
         self.config = replace(self.config, method=replace(method, rule=rule))
@@ -129,7 +153,9 @@ class BenchmarkSession:
     def run_workload(
         self, task: WorkloadSpec, finished: Collection[CaseKey]
     ) -> Generator[CollectiveRecord, None, None]:
-        """Time all cases of a workload that are not in `finished`, in turns; yield each record when its timing ends.
+        """Time a call by all engines and algorithms, in turns; yield each record when its timing ends.
+
+        Those whose key is in `finished` are left out.
 
         Collective. To stop early, all ranks close the generator.
         """
@@ -149,14 +175,17 @@ class BenchmarkSession:
         free_contenders(ready)
 
     def _make_benchmark(self, workload: Workload, contenders: list[Contender]) -> InterleavedBenchmark:
-        """Return the benchmark of prepared contenders."""
+        """Return the object that times `contenders` in turns on the buffers of `workload`."""
         method = self.config.method
         return InterleavedBenchmark(self.world, workload, contenders, method, self.starter, self.on_round)
 
     def _prepare(
         self, task: WorkloadSpec, peers: Sequence[LibraryEngine], algorithms: Sequence[str]
     ) -> tuple[Workload, list[Contender]]:
-        """Allocate a workload's buffers, reusing memory of earlier workloads; prepare its contenders. Collective."""
+        """Allocate the buffers of a call, in the memory of earlier ones, and bind engines and algorithms to them.
+
+        Returns the call with its buffers, and the bound engines and algorithms that can run. Collective.
+        """
         if isinstance(self.module, PreallocatedModule):
             self.module.rewind()
         workload = Workload(task, self.module)
@@ -166,11 +195,11 @@ class BenchmarkSession:
         return workload, ready
 
     def list_algorithms(self, task: WorkloadSpec) -> list[str]:
-        """Return the names of hpccoll's algorithms to time; empty if hpccoll is not a contender."""
+        """Return the names of hpccoll's algorithms to time for a call; empty if hpccoll is not measured."""
         return self.config.list_algorithms(task) if self.own else []
 
     def _make_case(self, task: WorkloadSpec, engine: str, algorithm: str | None) -> CollectiveCase:
-        """Return the fields of a result record that are known before the measurement."""
+        """Return the fields of a record that are known before the measurement, such as operation and size."""
         operation = task.operation
         return CollectiveCase(
             op=operation.value,
@@ -188,7 +217,7 @@ class BenchmarkSession:
         )
 
     def _make_record(self, task: WorkloadSpec, contender: Contender) -> CollectiveRecord:
-        """Return the record of a timed contender, with wrong elements summed over all ranks; collective."""
+        """Return the record of a timed engine and algorithm, with wrong elements summed over all ranks; collective."""
         wrong = None if contender.wrong is None else sum(self.world.allgather(contender.wrong))
         stop = contender.stop
         if stop is None:
@@ -206,7 +235,7 @@ class BenchmarkSession:
 
 
 def share_budget(sessions: Sequence[BenchmarkSession], seconds: float) -> None:
-    """Set the time budget of each case of `sessions` to an equal share of `seconds`; see `set_case_budget`."""
+    """Divide `seconds` equally among all records of the sessions, as the time in which each is measured."""
     cases = sum(len(session.list_cases()) for session in sessions)
     for session in sessions:
         session.set_case_budget(seconds / max(cases, 1))
@@ -215,24 +244,21 @@ def share_budget(sessions: Sequence[BenchmarkSession], seconds: float) -> None:
 def run_workloads(
     sessions: Sequence[BenchmarkSession], finished: Collection[CaseKey]
 ) -> Iterator[Generator[CollectiveRecord, None, None]]:
-    """Yield, for each workload, a generator of the records of its cases (see `BenchmarkSession.run_workload`).
+    """Yield a generator of records for each call to time, which measures the call (`BenchmarkSession.run_workload`).
 
-    Collective.
+    Records whose key is in `finished` are left out. Collective.
     """
     for session, task in _order_workloads(sessions):
         yield session.run_workload(task, finished)
 
 
 def list_blocks(sessions: Sequence[BenchmarkSession], finished: Collection[CaseKey]) -> list[Block]:
-    """Return the message size, and the number of cases not in `finished`, of each workload of `run_workloads`."""
+    """Return the message size, and the number of records not in `finished`, of each call of `run_workloads`."""
     return [session.make_block(task, finished) for session, task in _order_workloads(sessions)]
 
 
 def _order_workloads(sessions: Sequence[BenchmarkSession]) -> list[tuple[BenchmarkSession, WorkloadSpec]]:
-    """Return the workloads of sessions that differ in the kind of buffer.
-
-    Workloads that differ only in the buffer follow each other.
-    """
+    """Return the calls of all sessions, ordered so that calls that differ only in the kind of buffer are adjacent."""
     by_workload: dict[tuple[Operation, int, bool], list[tuple[BenchmarkSession, WorkloadSpec]]] = {}
     for session in sessions:
         for task in session.tasks:
@@ -241,6 +267,6 @@ def _order_workloads(sessions: Sequence[BenchmarkSession]) -> list[tuple[Benchma
 
 
 def free_contenders(contenders: Sequence[Contender]) -> None:
-    """Free the prepared calls of all contenders, which must not be called afterwards; collective."""
+    """Free the bound calls of all contenders, which must not be called afterwards; collective."""
     for contender in contenders:
         contender.free()

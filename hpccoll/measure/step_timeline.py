@@ -33,8 +33,9 @@ _NAMES = {"Start": "start", "Wait": "wait"}
 
 
 def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: int = 0) -> Timeline | None:
-    """Run `algorithm` WARMUP times, then once timed, on `count` float32 elements per vector or block; collective.
+    """Time each step of one run of `algorithm`, after WARMUP untimed runs; collective over `world`.
 
+    `count` is the number of float32 elements of the vector, or of one block in operations with a block per rank.
     Returns the timeline of all ranks on rank 0, None on the others.
     """
     operation, shape = algorithm.operation, detect_layout(world)
@@ -61,7 +62,7 @@ def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: 
 
 
 def _run_timed(steps: Sequence[Callable[[], Any]]) -> list[StepTimes]:
-    """Call the steps in order; return the name, start and end of each."""
+    """Call the steps in order; return the kind of each, and its start and end in seconds."""
     ends = np.empty(len(steps) + 1)
     ends[0] = perf_counter()
     for number, step in enumerate(steps, 1):
@@ -78,7 +79,10 @@ def _classify_step(step: Callable[[], Any]) -> str:
 
 
 def _make_timeline(name: str, gathered: Sequence[tuple[float, list[StepTimes]]], nodes: int) -> Timeline:
-    """Return the timeline of all ranks, from the time at which each rank left the barrier and from its timed steps."""
+    """Return the timeline of all ranks, called `name`, of a job on `nodes` nodes.
+
+    `gathered` has, for each rank, the time at which it left a barrier, and its timed steps.
+    """
     first = min(left for left, _ in gathered)
     slices = []
     for rank, (left, steps) in enumerate(gathered):

@@ -16,7 +16,7 @@ from hpccoll.statistics import CONFIDENCE, SampleValues, median_interval
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """Stops between `min_iterations` and `max_iterations`, when the median's interval is narrow or the budget is spent.
+    """Ends the timing of a call when the interval of its median is narrow, or its time is spent.
 
     Equal `min_iterations` and `max_iterations` give a fixed number of iterations.
     Raises UsageError if `min_iterations` exceeds `max_iterations`, or an argument is not positive.
@@ -38,7 +38,7 @@ class StoppingRule:
             )
 
     def decide(self, samples_us: SampleValues, elapsed_s: float) -> StopReason | None:
-        """Return the reason to stop, from a case's samples and the seconds spent on the case; None to go on."""
+        """Return the reason to stop timing a call, None to go on; from its times so far and the seconds spent on it."""
         made = len(samples_us)
         if made < self.min_iterations:
             return None

@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 SHORT_BYTES = 32 * 1024  # iterations of at most this message size are so short that medians become precise early
 LONG_BYTES = 2**20  # iterations of at least this message size show the time per byte
-# Iterations that exceed the rows' geometric mean by more than this factor are slow because of latency. The time above
-# this limit is therefore not scaled with the message size.
+# Iterations that exceed the rows' geometric mean by more than this factor are slow because of latency.
+# The time of an iteration above this limit is therefore not scaled with the message size.
 MOST_ABOVE_MEAN = 2.5
-# Starts, resets, checks and warm-up take up to this ratio of a block's duration to its timed iterations. A larger
-# ratio was measured on short iterations, and does not hold for longer messages.
+# With starts, resets, checks and warm-up, a block takes up to this many times as long as its timed iterations.
+# A larger ratio was measured on short iterations, and does not hold for longer messages.
 MOST_OVERHEAD = 2.5
 LONGER_PER_SHORT = 1.2  # a first guess: the time of a row of longer messages, divided by that of short messages
 TRUSTED_SHARE = 1 / 3  # once this share of a block has run, its measured pace alone predicts the rest of the block
 
 
 class Block(NamedTuple):
-    """The rows that are timed together: the message size in bytes, and the number of rows."""
+    """The rows (engines and algorithms) that are timed together: their message size in bytes, and their number."""
 
     nbytes: int
     rows: int
@@ -50,14 +50,14 @@ NO_LIMITS = RowLimits(1, math.inf)
 
 
 class LongBlock(NamedTuple):
-    """A measured block of long messages: the message size, its duration in seconds, and its rows."""
+    """Rows of long messages that were timed together: the message size, their duration in seconds, their iterations."""
 
     nbytes: int
     seconds: float
     rows: Sequence[Iterations]
 
     def predict(self, block: Block, limits: RowLimits) -> float:
-        """Return the predicted duration in seconds of another block of long messages."""
+        """Return the predicted seconds of another block of long messages, from the duration of this measured block."""
         ratio = block.nbytes / self.nbytes
         timed_s = sum(row.number * row.seconds for row in self.rows)
         overhead = min(self.seconds / timed_s, MOST_OVERHEAD)
@@ -104,7 +104,7 @@ class TimeLeft:
             self._first = self._get_seconds(), self._share
 
     def end_block(self, rows: Sequence[Iterations] = ()) -> None:
-        """End the current block, which had these timed iterations, and begin the next block."""
+        """Note that the current block is measured, and that the next one begins; `rows` are its timed iterations."""
         now_s, block = self._get_seconds(), self._blocks[self._ended]
         if block.nbytes >= LONG_BYTES and any(row.seconds > 0 for row in rows):
             timed = [row for row in rows if row.seconds > 0]
@@ -140,13 +140,13 @@ class TimeLeft:
         return (1 - self._share) * (self._get_seconds() - begun_s) / (self._share - begun)
 
     def _predict(self, block: Block) -> float:
-        """Return the predicted duration of a block in seconds."""
+        """Return the predicted seconds in which the rows of `block` will be timed."""
         if self._longest is not None and block.nbytes >= LONG_BYTES:
             return self._longest.predict(block, self._limits)
         return block.rows * (self._estimate_row(block.nbytes <= SHORT_BYTES) + self._byte_s * block.nbytes)
 
     def _estimate_row(self, is_short: bool) -> float:
-        """Return the time of a row of short or longer messages without the time per byte, in seconds."""
+        """Return the seconds of a row, without those that depend on the bytes; for short messages if `is_short`."""
         for known, factor in ((self._row_times_s[is_short], 1.0), (self._row_times_s[True], LONGER_PER_SHORT)):
             if known:
                 return factor * sum(known) / len(known)

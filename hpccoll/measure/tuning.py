@@ -35,10 +35,10 @@ TIGHT = 0.01
 
 
 class PruningBenchmark(InterleavedBenchmark):
-    """Times algorithms in turns; stops timing an algorithm early if it is far slower than the best."""
+    """Times algorithms in turns; stops timing an algorithm early if it is HOPELESS times as slow as the best."""
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return the reason to stop timing a contender, or None to go on; BUDGET if it is far slower than the best."""
+        """Return the reason to stop timing an algorithm, None to go on; BUDGET if it is much slower than the best."""
         best = find_least_median_us(self.contenders)
         if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
             return StopReason.BUDGET
@@ -47,7 +47,10 @@ class PruningBenchmark(InterleavedBenchmark):
 
 @dataclass(frozen=True, slots=True)
 class TuningSweep:
-    """The operations, message sizes (nccl-tests' S), types and buffers to time; the number of nodes, seed and date."""
+    """What `hpccoll tune` measures: operations, message sizes in bytes (nccl-tests' S), element types, kinds of buffer.
+
+    `nodes` is the number of nodes of the job, `seed` that of the data and turns, and `date` today's, for the table.
+    """
 
     operations: tuple[Operation, ...]
     sizes: tuple[int, ...]
@@ -58,7 +61,10 @@ class TuningSweep:
     date: str
 
     def make_configs(self, buffer: BufferKind) -> list[BenchmarkConfig]:
-        """Return the benchmarks of one kind of buffer; barriers (without data) are timed with the first kind only."""
+        """Return what is measured on one kind of buffer, a configuration per element type and in or out of place.
+
+        Barriers, which have no data, are timed with the first kind of buffer only.
+        """
         method = TimingOptions(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=self.seed)
         configs = []
         for dtype in self.dtypes:
@@ -76,13 +82,16 @@ class TuningSweep:
 
 
 class TuningSession(BenchmarkSession):
-    """Times all algorithms; after each message size, appends the times of those with correct results to `found`."""
+    """Times all algorithms on one kind of buffer, for a tuning table; `found` has the times so far.
+
+    The times of a message size are appended to `found` when it is complete, without those of wrong results.
+    """
 
     found: tuple[TuningSeries, ...] = ()
     date = ""
 
     def run_candidates(self) -> Iterator[CollectiveRecord]:
-        """Time all candidates; yield the record of each as soon as its timing ends, and extend `found`. Collective."""
+        """Time all algorithms; yield the record of each as soon as its timing ends, and extend `found`. Collective."""
         for task in self.tasks:
             workload, ready = self._prepare(task, self.peers, self.list_algorithms(task))
             records = []
@@ -93,7 +102,7 @@ class TuningSession(BenchmarkSession):
             self.found += (self._make_series(task, records),)
 
     def list_algorithms(self, task: WorkloadSpec) -> list[str]:
-        """Return the names of all algorithms that support the benchmark's kind of buffer and number of nodes."""
+        """Return the names of all algorithms that can run the call on this kind of buffer and number of nodes."""
         known = [get_algorithm(task.operation, name) for name in super().list_algorithms(task)]
         host, alone = self.config.buffer != BufferKind.CUDA, self.config.nodes == 1
         return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_two_level))]

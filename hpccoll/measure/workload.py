@@ -20,13 +20,16 @@ IDENTICAL_RESULTS = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROAD
 
 
 def list_places(operation: TimedOperation, places: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Return those of `places` (True: in place) in which an operation is timed; always in place if it has no output."""
+    """Return the values of `in_place` with which an operation is timed: `places`, or (True,) if it has no output."""
     return (True,) if operation in (Operation.BROADCAST, Operation.BARRIER) else places
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """The arguments of a collective on rank `rank` of `ranks`, with `count` elements per vector or block."""
+    """The arguments of one benchmarked collective on rank `rank` of `ranks`.
+
+    `count` is the number of elements of the vector, or of one block in operations with a block per rank.
+    """
 
     operation: Operation
     count: int
@@ -40,7 +43,7 @@ class WorkloadSpec:
 
 
 class Workload:
-    """The buffers of a collective on this rank, allocated by `module`, and the expected result.
+    """A benchmarked collective with its buffers on this rank, allocated by `module`, and the expected result.
 
     `source` is the input and `result` the output, or None if the rank has none. In place, `source` is a view of
     `result`, or `result` of `source`. Neither the input nor the expected result is held a second time, because both
@@ -63,12 +66,12 @@ class Workload:
         return placed
 
     def make_inputs(self) -> list[HostArray | None]:
-        """Return every rank's input as a new host array, or None for a rank without input."""
+        """Return the inputs of all ranks as new host arrays; None in place of a rank without input."""
         task, periods = self.task, (make_own_period(self.task, rank) for rank in range(self.task.ranks))
         return [None if period is None else repeat(period, count_input(task)) for period in periods]
 
     def _allocate(self, module: ArrayModule) -> tuple[FlatArray | None, FlatArray | None]:
-        """Allocate input and output with undefined contents; in place, one of the two is a view of the other."""
+        """Return new arrays for input and output, uninitialized; in place, one of the two is a view of the other."""
         task, expected = self.task, self._expected
         source = None if self._period is None else module.empty(count_input(task), task.dtype)
         if expected is None:
@@ -84,7 +87,7 @@ class Workload:
         return source, source
 
     def reset(self) -> None:
-        """Overwrite the output with a fill pattern and restore the input; return after the work on a device is done."""
+        """Overwrite the output with a fill pattern and restore the input; wait until a GPU has done so."""
         if self.result is not None and self.result is not self.source:
             self.module.as_bytes(self.result).fill(_POISON)
         if self.source is not None and self._period is not None:

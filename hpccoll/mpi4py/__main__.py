@@ -16,7 +16,7 @@ USAGE = "usage: mpirun -n RANKS python -m hpccoll.mpi4py [-m MODULE | -c COMMAND
 
 
 def main() -> None:
-    """Run the program that the command line names."""
+    """Run the mpi4py program that sys.argv names over hpccoll; end the job if the program fails."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(f"{USAGE}\n\n{__doc__}")

@@ -1,4 +1,4 @@
-"""The hpccoll communicator that carries out the collectives of one MPI communicator, and what it carries out."""
+"""Decides which collectives of an MPI communicator run over hpccoll, and makes the hpccoll communicator for them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ MOST_OPEN: Final = 128  # hpccoll communicators; MPICH allows about 2,000 MPI co
 _BLOCKS_IN_INPUT: Final = (Operation.ALL_TO_ALL, Operation.REDUCE_SCATTER)
 _BLOCKS_IN_MESSAGE: Final = (*_BLOCKS_IN_INPUT, Operation.ALL_GATHER)
 
-# A kind of calls: operation, reduction, element type, count, root.
+# The properties of all calls of one kind: operation, reduction, element type, count, root.
 CollectiveKind: TypeAlias = tuple[Operation, str, np.dtype[Any], Count, int]
 
 
 class Acceleration:
-    """The state of one MPI communicator, whichever Python objects refer to it; an attribute of the communicator.
+    """Decides which collectives of one MPI communicator run over hpccoll, and makes the hpccoll communicator for them.
 
     Making the hpccoll communicator takes some milliseconds, and so does the first call of each kind. The MPI library
     therefore carries out the first calls of each kind. All ranks count the same calls, so they make the hpccoll
-    communicator, which is collective, in the same call.
+    communicator, which is collective, in the same call. MPI keeps the object as an attribute of the communicator, so
+    that all Python objects of one communicator share it.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -51,10 +52,11 @@ class Acceleration:
         self.reason = ""  # why `select` left the latest call to the MPI library
 
     def is_due(self, kind: CollectiveKind, worth: int = 1) -> bool:
-        """Count a call of a kind as `worth` small calls; return whether hpccoll may carry out such calls now.
+        """Count a call of a kind; return whether enough such calls have passed that hpccoll may carry them out.
 
-        A long message counts as several calls, because hpccoll saves more time. The result is the same on all ranks.
-        Collective, because the first call for which the result is true makes the hpccoll communicator.
+        `worth` is the number of calls that it counts as; a long message counts as more, because hpccoll saves more
+        time. The result is the same on all ranks. Collective, because the first call for which the result is true makes
+        the hpccoll communicator.
         """
         if kind in self._selected:
             return True
@@ -72,15 +74,15 @@ class Acceleration:
         return self.communicator is not None
 
     def open(self) -> None:
-        """Make the hpccoll communicator if all ranks can; collective."""
+        """Make the hpccoll communicator, unless a rank has MOST_OPEN of them; then MPI keeps all calls. Collective."""
         answer = np.array([len(list_open()) < MOST_OPEN])
         with self._record_wait():
             self.comm.Allreduce(MPI.IN_PLACE, answer, MPI.LAND)
             if not answer[0]:
                 self.is_refused = True
                 return
-            # Only blocking collectives of the user's communicator, because non-blocking ones may be in flight. `Dup`
-            # would copy the user's attributes.
+            # The user's communicator may have non-blocking collectives in flight, so blocking ones are used here.
+            # `Split` makes the new communicator, because `Dup` would copy the user's attributes.
             own = MPI.Intracomm(self.comm.Split(0, self.rank))
         own.Set_errhandler(MPI.ERRORS_RETURN)
         self.communicator = Communicator(own, adopt=True)
@@ -98,7 +100,10 @@ class Acceleration:
             self.communicator._cache.forget()
 
     def _record_wait(self) -> AbstractContextManager[object]:
-        """Record the wait for the other ranks in the flight recorder, if MPI.COMM_WORLD has an hpccoll communicator."""
+        """Return a context in which the flight recorder states that this rank waits for the others to call `open`.
+
+        Nothing is recorded before MPI.COMM_WORLD has an hpccoll communicator.
+        """
         world = find_acceleration(MPI.COMM_WORLD).communicator
         if world is None:
             return nullcontext()
@@ -112,12 +117,16 @@ class Acceleration:
     def refuse(self) -> None:
         """Leave all collectives to the MPI library, unless there is an hpccoll communicator already.
 
-        For communicators that shall survive the failure of a process, which those of hpccoll do not.
+        It is called for communicators that must survive the failure of a process, because hpccoll's communicators in
+        mpi4py programs do not survive it.
         """
         self.is_refused = self.communicator is None
 
     def close(self) -> None:
-        """Close the hpccoll communicator, before the MPI communicator is freed; collective."""
+        """Close the hpccoll communicator, if any, and leave later calls to MPI; collective.
+
+        It is called before the MPI communicator is freed.
+        """
         communicator, self.communicator, self.is_refused = self.communicator, None, True
         self._selected.clear()
         self.slots.clear()
@@ -128,7 +137,11 @@ class Acceleration:
     def select(self, operation: Operation, op: str, dtype: np.dtype[Any], count: Count, root: int = 0) -> str | None:
         """Count a call; return its algorithm, or None if the MPI library carries it out. The same on all ranks.
 
+        Collective, because the call may make the hpccoll communicator.
+
         Args:
+            op: the name of the reduction; ignored by operations that do not reduce.
+            dtype: the element type.
             count: elements of one block in an operation with a block per rank, else of the whole vector; or a tuple of
                 the elements of each rank's block.
         """
@@ -142,7 +155,7 @@ class Acceleration:
     def select_now(
         self, operation: Operation, op: str, dtype: np.dtype[Any], count: Count, root: int = 0
     ) -> str | None:
-        """Return the algorithm as `select` does, but count no call."""
+        """Return the algorithm of a call, None for the MPI library's; unlike `select`, count no call. Local."""
         kind = operation, op, dtype, count, root
         try:
             return self._selected[kind]
@@ -151,23 +164,23 @@ class Acceleration:
             return algorithm
 
     def is_passed(self, kind: CollectiveKind) -> bool:
-        """Whether the MPI library carries out all calls of a kind from now on."""
+        """Whether the MPI library was selected for all calls of a kind from now on."""
         return self._selected.get(kind, AUTO) is None
 
     def _count_bytes(self, kind: CollectiveKind) -> int:
-        """Return the size of the message of a kind of calls."""
+        """Return the message size in bytes of a kind of calls, with all blocks if there is a block per rank."""
         operation, _, dtype, count, _ = kind
         if isinstance(count, tuple):
             return sum(count) * dtype.itemsize
         return count * dtype.itemsize * (self.size if operation in _BLOCKS_IN_MESSAGE else 1)
 
     def _find_choice(self, kind: CollectiveKind) -> str | None:
-        """Return the algorithm that the user has chosen for a kind of calls, or None."""
+        """Return the algorithm that the user has chosen for a kind of calls by `configure`, None without a choice."""
         algorithm = get_configuration().find_algorithm(kind[0], self._count_bytes(kind))
         return None if algorithm == AUTO else algorithm
 
     def _select(self, kind: CollectiveKind) -> str | None:
-        """Return the algorithm as `select` does, not from its memory."""
+        """Return the algorithm of a kind of calls, None for the MPI library's, without a look at earlier selections."""
         chosen = self._find_choice(kind)
         if chosen is not None or self.communicator is None:
             return None if chosen == MPI_LIBRARY else chosen
@@ -175,7 +188,7 @@ class Acceleration:
         return AUTO if self.communicator._engine.select(call).algorithm is not None else None
 
     def make_example(self, kind: CollectiveKind) -> CollectiveCall:
-        """Return a call of a kind, on new arrays."""
+        """Return a call of hpccoll of the given kind, on new arrays with undefined values, to select an algorithm."""
         operation, op, dtype, count, root = kind
         if operation is Operation.SCATTER and isinstance(count, int):
             items = np.empty((self.size, count), dtype) if self.rank == root else None
@@ -198,18 +211,18 @@ def read_calls_before() -> int:
 
 @cache
 def list_open() -> list[Acceleration]:
-    """Return the states of this process with an open hpccoll communicator, which they keep until they are closed."""
+    """Return the list of this process's `Acceleration`s whose hpccoll communicator is open."""
     return []
 
 
 @cache
 def get_keyval() -> int:
-    """Return the key under which MPI communicators keep their `Acceleration`."""
+    """Return MPI's attribute key (keyval) under which communicators keep their `Acceleration`."""
     return MPI.Comm.Create_keyval()
 
 
 def find_acceleration(comm: MPI.Comm) -> Acceleration:
-    """Return the state of an intracommunicator; makes one at the first call, which is local."""
+    """Return the `Acceleration` of an intracommunicator, which is made at the first call. Local."""
     plain = MPI.Intracomm(comm)
     state = plain.Get_attr(get_keyval())
     if not isinstance(state, Acceleration):

@@ -1,4 +1,4 @@
-"""Arrays of NumPy, torch and CuPy as NumPy arrays, and back."""
+"""Converts arrays of NumPy, torch and CuPy to NumPy arrays, and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOST: Final = -1  # the device of a tensor in host memory
 
 
 def find_library(obj: Any) -> int | None:
-    """Return the number of the library of an array; None for other objects, and for instances of subclasses."""
+    """Return NUMPY_ARRAY, TORCH_TENSOR or CUPY_ARRAY for an array; None for other objects, and for subclasses."""
     kind = type(obj)
     if kind is np.ndarray:
         return NUMPY_ARRAY
@@ -23,9 +23,13 @@ def find_library(obj: Any) -> int | None:
 
 
 def to_numpy(obj: Any, library: int) -> tuple[Any, int]:
-    """Return an array as a NumPy array and the number of its device; None in place of an array that must be pickled.
+    """Return an array as a NumPy array, and the index of its GPU (HOST for host memory).
 
-    The result shares the memory of arrays in host memory.
+    The NumPy array shares host memory; GPU memory is copied. None replaces the array if NumPy cannot represent it.
+
+    Args:
+        obj: the array.
+        library: the result of `find_library` for it.
     """
     if library == NUMPY_ARRAY:
         return obj, HOST
@@ -41,7 +45,10 @@ def to_numpy(obj: Any, library: int) -> tuple[Any, int]:
 
 
 def to_library(array: Any, library: int, device: int) -> Any:
-    """Return a NumPy array as an array of a library, on a device."""
+    """Return a NumPy array as an array of a library: NUMPY_ARRAY, TORCH_TENSOR or CUPY_ARRAY.
+
+    `device` is the index of the GPU to copy to; HOST shares the host memory.
+    """
     if library == NUMPY_ARRAY:
         return array
     if library == CUPY_ARRAY:

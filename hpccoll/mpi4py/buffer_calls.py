@@ -1,9 +1,9 @@
 """Carries out mpi4py's collectives of buffers by collectives of hpccoll.
 
-Each function returns whether hpccoll has carried out the call. If not, the caller calls the MPI library instead. All
-ranks of a legal call decide alike, because the functions decide by the operation, the reduction, the type signature and
-the number of bytes. If the buffer of a rank has gaps (a derived datatype), is not aligned, or is in device memory, this
-rank copies it to and from a flat array.
+Each function returns whether hpccoll has carried out the call; if not, the caller calls the MPI library instead. All
+ranks of a legal call decide in the same way, because the functions decide by the operation, the reduction, the type
+signature and the number of bytes. If the buffer of a rank has gaps (a derived datatype), is not aligned, or is on a
+GPU, this rank copies the buffer to and from a flat array.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def _run(
     comm: BufferCollectives, operation: Operation, x: Any, out: Any, op: str, root: int, algorithm: str,
     store: Callable[[], None] | None = None,
 ) -> bool:  # fmt: skip
-    """Run a collective of hpccoll, and store its result in the user's memory by `store`; return True."""
+    """Run a collective of hpccoll with input `x` and output `out`, then call `store`; return True. Collective.
+
+    `store` copies the result from `out` (or `x` without `out`) to the user's memory; None if it is there already.
+    """
     comm._bind_table()._collective(operation, x, out, op, root, algorithm, False)
     if store is not None:
         store()
@@ -45,7 +48,7 @@ def _run(
 
 
 def barrier(comm: BufferCollectives) -> bool:
-    """Carry out mpi4py's Barrier by hpccoll; return False if the MPI library must carry it out instead."""
+    """Carry out mpi4py's `comm.Barrier()` by hpccoll; return False if the MPI library must do it instead."""
     state = comm._find_state()
     algorithm = None if state is None else state.select(Operation.BARRIER, SUM, BYTES, 0)
     if algorithm is None:
@@ -55,7 +58,7 @@ def barrier(comm: BufferCollectives) -> bool:
 
 
 def broadcast(comm: BufferCollectives, buffer: Any, root: int) -> bool:
-    """Carry out mpi4py's Bcast by hpccoll; return False if the MPI library must carry it out instead."""
+    """Carry out mpi4py's `comm.Bcast(buffer, root)` by hpccoll; return False if the MPI library must do it instead."""
     state = _find_rooted_state(comm, root)
     if state is None:
         return False
@@ -72,7 +75,10 @@ def broadcast(comm: BufferCollectives, buffer: Any, root: int) -> bool:
 
 
 def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: int) -> bool:
-    """Carry out mpi4py's Reduce by hpccoll; return False if the MPI library must carry it out instead."""
+    """Carry out mpi4py's `comm.Reduce(sendbuf, recvbuf, op, root)` by hpccoll; `op` is the name of the reduction.
+
+    Returns False if the MPI library must carry out the call instead. Collective.
+    """
     state = _find_rooted_state(comm, root)
     if state is None:
         return False
@@ -82,7 +88,10 @@ def reduce(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str, root: i
 
 
 def gather(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> bool:
-    """Carry out mpi4py's Gather by hpccoll; return False if the MPI library must carry it out instead."""
+    """Carry out mpi4py's `comm.Gather(sendbuf, recvbuf, root)` by hpccoll; collective.
+
+    Returns False if the MPI library must carry out the call instead.
+    """
     state = _find_rooted_state(comm, root)
     if state is None:
         return False
@@ -94,7 +103,10 @@ def gather(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> bo
 def _send_to_root(
     comm: BufferCollectives, state: Acceleration, operation: Operation, sendbuf: Any, op: str, root: int
 ) -> bool:
-    """Carry out a collective on a rank that only sends; return False if the MPI library must carry it out instead."""
+    """Carry out a reduce or gather on a rank that is not the root; return False if the MPI library must do it instead.
+
+    The arguments are those of the collective; `state` belongs to the communicator `comm`.
+    """
     message = read_message(sendbuf, writable=False)
     algorithm = _select(state, operation, op, message, root)
     if message is None or algorithm is None:
@@ -106,9 +118,17 @@ def _send_to_root(
 def reduce_vector(
     comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any, op: str, root: int = 0
 ) -> bool:
-    """Carry out mpi4py's Allreduce, Scan or Exscan, or Reduce on its root; return False if the MPI library must.
+    """Carry out mpi4py's Allreduce, Scan or Exscan, or Reduce on its root, by hpccoll; collective.
 
-    An Exscan leaves the result of rank 0 as it is.
+    Returns False if the MPI library must carry out the call instead. An Exscan leaves the result of rank 0 as it is.
+
+    Args:
+        comm: the communicator.
+        operation: the collective.
+        sendbuf: as in mpi4py's method.
+        recvbuf: as in mpi4py's method.
+        op: the name of the reduction.
+        root: the root of a Reduce.
     """
     state = comm._find_state()
     if state is None:
@@ -132,7 +152,10 @@ def reduce_vector(
 
 
 def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str) -> bool:
-    """Carry out mpi4py's Reduce_scatter_block by hpccoll; return False if the MPI library must carry it out instead."""
+    """Carry out mpi4py's `comm.Reduce_scatter_block(sendbuf, recvbuf, op)` by hpccoll; collective.
+
+    `op` is the name of the reduction. Returns False if the MPI library must carry out the call instead.
+    """
     state = comm._find_state()
     if state is None:
         return False
@@ -154,9 +177,10 @@ def reduce_scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, op: str)
 
 
 def collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, recvbuf: Any, root: int = 0) -> bool:
-    """Carry out mpi4py's Allgather or Alltoall, or Gather on its root, with a block from every rank.
+    """Carry out mpi4py's Allgather or Alltoall, or Gather on its root, by hpccoll; collective.
 
-    Return False if the MPI library must carry it out instead.
+    `sendbuf`, `recvbuf` and `root` are as in mpi4py's method. Returns False if the MPI library must carry out the call
+    instead.
     """
     state = comm._find_state()
     if state is None:
@@ -179,7 +203,10 @@ def collect_blocks(comm: BufferCollectives, operation: Operation, sendbuf: Any, 
 
 
 def scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> bool:
-    """Carry out mpi4py's Scatter by hpccoll; return False if the MPI library must carry it out instead."""
+    """Carry out mpi4py's `comm.Scatter(sendbuf, recvbuf, root)` by hpccoll; collective.
+
+    Returns False if the MPI library must carry out the call instead.
+    """
     state = _find_rooted_state(comm, root)
     if state is None:
         return False
@@ -201,14 +228,18 @@ def scatter(comm: BufferCollectives, sendbuf: Any, recvbuf: Any, root: int) -> b
 
 
 def _find_rooted_state(comm: BufferCollectives, root: Any) -> Acceleration | None:
-    """Return the state for a collective with a root; None if MPI carries it out, such as to report a wrong root."""
+    """Return the `Acceleration` of a communicator; None if `root` is no rank, which MPI then reports."""
     if not hasattr(root, "__index__") or not 0 <= root < comm.size:
         return None
     return comm._find_state()
 
 
 def _select(state: Acceleration, operation: Operation, op: str, message: Message | None, root: int = 0) -> str | None:
-    """Return the algorithm of a call whose buffer is `message`; None if MPI carries it out or refuses it."""
+    """Return the algorithm of a call, None if the MPI library carries it out or reports its error; count the call.
+
+    `message` is the buffer that decides: its type and size. None stands for a buffer that mpi4py refuses. Collective,
+    as `Acceleration.select`.
+    """
     if message is None or not message.count:
         return None
     if operation.reduces and not (message.reducible and message.dtype.kind in _KINDS.get(op, "")):
@@ -217,6 +248,6 @@ def _select(state: Acceleration, operation: Operation, op: str, message: Message
 
 
 def _read_apart(message: Message, out: Any) -> Any:
-    """Return a message's elements in the element type of `out`, in memory that does not overlap with `out`."""
+    """Return a message's elements as a flat array with the dtype of `out`, copied if they overlap with `out`."""
     x = message.read(out.dtype)
     return x.copy() if np.may_share_memory(x, out) else x

@@ -7,8 +7,9 @@ A call takes one of three ways:
 3. The MPI library carries out the first calls of each kind (`acceleration.py`), and calls that hpccoll has no algorithm
    for, or for which it selects the MPI library's (`passed_calls.py`).
 
-The way depends only on what is equal on all ranks of a legal call: the operation, the reduction, the type signature and
-the number of bytes. Methods that hpccoll does not carry out are inherited from mpi4py, and cost nothing.
+The way of a call depends only on properties that are equal on all ranks of a legal call: the operation, the reduction,
+the type signature and the number of bytes. Methods that hpccoll does not replace are inherited from mpi4py, and are as
+fast as in mpi4py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.progress import POLLED_TAG
 
-# A look-up in an Enum or in a module takes longer than that of a global name.
+# Looking up a member of an Enum, or a name in a module, takes longer than looking up a global name.
 _ALL_REDUCE: Final = Operation.ALL_REDUCE
 _ALL_GATHER: Final = Operation.ALL_GATHER
 _ALL_TO_ALL: Final = Operation.ALL_TO_ALL
@@ -41,7 +42,7 @@ _EXSCAN: Final = Operation.EXSCAN
 _GATHER: Final = Operation.GATHER
 _SCATTER: Final = Operation.SCATTER
 _IN_PLACE: Final = MPI.IN_PLACE
-# A look-up in the class takes longer than that of a global name.
+# Looking up a method in a class takes longer than looking up a global name.
 _PLAIN_BARRIER: Final = find_method("Barrier")
 _PLAIN_BCAST: Final = find_method("Bcast")
 _PLAIN_ALLREDUCE: Final = find_method("Allreduce")
@@ -69,7 +70,7 @@ else:
 
 
 def find_reduction(op: Any) -> str | None:
-    """Return the name of an MPI.Op in hpccoll, or one of `LOGICAL`; None for other operations."""
+    """Return the name, such as `sum` or `land`, of an MPI.Op; None for reductions not in hpccoll or LOGICAL."""
     if not isinstance(op, MPI.Op):
         return None
     name = _BY_HANDLE.get(op.handle)
@@ -80,21 +81,25 @@ def find_reduction(op: Any) -> str | None:
 
 
 def _miss(*_: Any) -> Any:
-    """Return NotImplemented, as a `CallTable` does for a call that it cannot run."""
+    """Return NotImplemented for any call; it stands for the `CallTable` of a communicator that has none yet."""
     return NotImplemented
 
 
 class BufferCollectives(_Intracomm):
-    """mpi4py's collectives of buffers; a base class of classes that inherit from `MPI.Intracomm`, too."""
+    """mpi4py's collectives of buffers, such as Allreduce, over hpccoll, or over MPI where hpccoll cannot run them.
+
+    The methods take the arguments of mpi4py's methods of the same names. It is a base class of classes that also
+    inherit from `MPI.Intracomm`.
+    """
 
     _state: Acceleration | None = None
     _own_rank = -1
     _run_in_table: Any = staticmethod(_miss)  # that of the hpccoll communicator, once there is one
 
     def Barrier(self) -> None:
-        """Wait until all ranks have called this.
+        """Wait until all ranks have called `Barrier`. Collective.
 
-        MPI advances before and after, as in its own barrier, because programs expect that the first test after a
+        MPI makes progress before and after, as in its own barrier, because programs expect that the first test after a
         barrier finds a message, or the end of an access to a window, that came before the barrier.
         """
         _PLAIN_IPROBE(self, _ANY_SOURCE, POLLED_TAG)
@@ -106,14 +111,14 @@ class BufferCollectives(_Intracomm):
             _PLAIN_IPROBE(self, _ANY_SOURCE, POLLED_TAG)
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        """Copy the root's buffer into the buffers of all ranks."""
+        """Copy the root's buffer into the buffers of all ranks. Collective."""
         if self._run_in_table(_BROADCAST, buf, None, SUM, root, AUTO, None) is NotImplemented and not (
             buffer_calls.broadcast(self, buf, root)
         ):
             _PLAIN_BCAST(self, buf, root)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        """Reduce the buffers of all ranks, and return the result on all ranks."""
+        """Reduce the `sendbuf` of all ranks by `op` into the `recvbuf` of every rank. Collective."""
         try:
             name = _BY_ID[id(op)]
         except KeyError:
@@ -128,7 +133,7 @@ class BufferCollectives(_Intracomm):
         _PLAIN_ALLREDUCE(self, sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
-        """Reduce the buffers of all ranks into the root's."""
+        """Reduce the `sendbuf` of all ranks by `op` into the root's `recvbuf`. Collective."""
         try:
             name = _BY_ID[id(op)]
         except KeyError:
@@ -145,7 +150,7 @@ class BufferCollectives(_Intracomm):
         _PLAIN_REDUCE(self, sendbuf, recvbuf, op, root)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        """Reduce the buffers of all ranks, and return one of n blocks of the result on each of n ranks."""
+        """Reduce the `sendbuf` of all ranks by `op`; rank r gets block r of the result in `recvbuf`. Collective."""
         try:
             name = _BY_ID[id(op)]
         except KeyError:
@@ -157,21 +162,21 @@ class BufferCollectives(_Intracomm):
         _PLAIN_REDUCE_SCATTER_BLOCK(self, sendbuf, recvbuf, op)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Collect the buffers of all ranks on all ranks."""
+        """Collect the `sendbuf` of all ranks in the `recvbuf` of every rank, in rank order. Collective."""
         if self._run_in_table(_ALL_GATHER, sendbuf, recvbuf, SUM, 0, AUTO, None) is NotImplemented and not (
             buffer_calls.collect_blocks(self, _ALL_GATHER, sendbuf, recvbuf)
         ):
             _PLAIN_ALLGATHER(self, sendbuf, recvbuf)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Send one block of the buffer to each rank."""
+        """Send block r of `sendbuf` to each rank r, and collect the blocks for this rank in `recvbuf`. Collective."""
         if self._run_in_table(_ALL_TO_ALL, sendbuf, recvbuf, SUM, 0, AUTO, None) is NotImplemented and not (
             buffer_calls.collect_blocks(self, _ALL_TO_ALL, sendbuf, recvbuf)
         ):
             _PLAIN_ALLTOALL(self, sendbuf, recvbuf)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """Collect the buffers of all ranks on the root."""
+        """Collect the `sendbuf` of all ranks in the root's `recvbuf`, in rank order. Collective."""
         out = recvbuf if root == self._own_rank else None
         if self._run_in_table(_GATHER, sendbuf, out, SUM, root, AUTO, None) is NotImplemented and not (
             buffer_calls.gather(self, sendbuf, recvbuf, root)
@@ -179,7 +184,7 @@ class BufferCollectives(_Intracomm):
             _PLAIN_GATHER(self, sendbuf, recvbuf, root)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """Send one block of the root's buffer to each rank."""
+        """Send block r of the root's `sendbuf` to the `recvbuf` of each rank r. Collective."""
         if root == self._own_rank:
             result = self._run_in_table(_SCATTER, sendbuf, recvbuf, SUM, root, AUTO, None)
         else:  # the table gets the output in the place of a missing input
@@ -188,17 +193,17 @@ class BufferCollectives(_Intracomm):
             _PLAIN_SCATTER(self, sendbuf, recvbuf, root)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        """Reduce the buffers of the ranks up to this one."""
+        """Reduce the `sendbuf` of the ranks up to this one by `op` into `recvbuf`. Collective."""
         if not self._run_scan(_SCAN, sendbuf, recvbuf, op):
             _PLAIN_SCAN(self, sendbuf, recvbuf, op)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        """Reduce the buffers of the ranks before this one."""
+        """Reduce the `sendbuf` of the ranks before this one by `op` into `recvbuf`; rank 0 gets none. Collective."""
         if not self._run_scan(_EXSCAN, sendbuf, recvbuf, op):
             _PLAIN_EXSCAN(self, sendbuf, recvbuf, op)
 
     def _run_scan(self, operation: Operation, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
-        """Carry out a scan or exscan; return False if the MPI library must carry it out instead."""
+        """Carry out mpi4py's Scan or Exscan by hpccoll; return False if the MPI library must carry it out instead."""
         name = find_reduction(op)
         if name is None:
             return False
@@ -212,19 +217,19 @@ class BufferCollectives(_Intracomm):
         return result is not NotImplemented or buffer_calls.reduce_vector(self, operation, sendbuf, recvbuf, name)
 
     def barrier(self) -> None:
-        """Wait until all ranks have called this."""
+        """Wait until all ranks have called `barrier` or `Barrier`. Collective."""
         self.Barrier()
 
     def _find_state(self) -> Acceleration | None:
-        """Return the state of the MPI communicator; None if it was freed."""
+        """Return the `Acceleration` of this MPI communicator; None if the communicator was freed."""
         if self._state is None and self != MPI.COMM_NULL:
             self._state = find_acceleration(self)
         return self._state
 
     def _bind_table(self) -> Communicator:
-        """Return the hpccoll communicator, and find later calls on plain arrays in its table.
+        """Return the hpccoll communicator, and let its table of known calls run later calls on NumPy arrays.
 
-        With algorithms that the user has chosen, each call selects its algorithm.
+        If the user has chosen algorithms by `configure`, the table is not used, and each call selects its algorithm.
         """
         state = self._state
         if state is None or state.communicator is None:
@@ -237,5 +242,5 @@ class BufferCollectives(_Intracomm):
         return communicator
 
     def _forget(self) -> None:
-        """Let later calls go to the MPI library, which reports that the communicator was freed."""
+        """Let later calls go to the MPI library, whose error states that the communicator was freed."""
         self._state, self._run_in_table = None, _miss

@@ -32,7 +32,10 @@ _CLASSES: Final = ((KiB, "< 1 KiB"), (64 * KiB, "< 64 KiB"), (MiB, "< 1 MiB"), (
 
 @dataclass(slots=True)
 class OperationCalls:
-    """The calls of one operation in one size class on this rank."""
+    """How many calls of one mpi4py method, with messages of one size class, this rank made, and their time.
+
+    `over_hpccoll` counts those that hpccoll carried out; `reasons` counts the others by why MPI carried them out.
+    """
 
     calls: int = 0
     seconds: float = 0.0
@@ -42,7 +45,10 @@ class OperationCalls:
 
 @cache
 def get_summary() -> dict[tuple[str, int], OperationCalls]:
-    """Return the calls of this process by operation and number of the size class; prints them at exit."""
+    """Return this process's counts of calls, by the name of the method and the index of the size class.
+
+    The first call on rank 0 makes the process print them at its exit.
+    """
     calls: dict[tuple[str, int], OperationCalls] = {}
     if MPI.COMM_WORLD.Get_rank() == 0:
         atexit.register(print_summary, calls)
@@ -55,7 +61,7 @@ def is_counting() -> bool:
 
 
 def count_calls(classes: Sequence[type]) -> None:
-    """Replace the collectives of communicator classes by methods that also count the calls, unless this was done."""
+    """Replace the collective methods of communicator classes by methods that also count the calls; once per process."""
     for cls in classes:
         if hasattr(vars(cls).get("Barrier"), "counts_calls"):
             return
@@ -65,13 +71,13 @@ def count_calls(classes: Sequence[type]) -> None:
 
 
 def _is_collective(name: str) -> bool:
-    """Whether a method is a collective, in its blocking, non-blocking or persistent form."""
+    """Whether mpi4py's method `name` is a collective: blocking, non-blocking (Ibcast) or persistent (Bcast_init)."""
     stem = name.removesuffix("_init")
     return stem.lower() in COLLECTIVES or (stem[0] == "I" and stem[1:] in COLLECTIVES)
 
 
 def _count(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls `method` and counts the call."""
+    """Return a method that calls `method`, mpi4py's method `name`, and counts the call."""
 
     @wraps(method)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,13 +101,13 @@ def _count(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _count_over_hpccoll(comm: Any) -> int:
-    """Return how many collectives hpccoll has carried out on a communicator."""
+    """Return how many collectives of the MPI communicator `comm` hpccoll has carried out."""
     state = getattr(comm, "_state", None)
     return 0 if state is None or state.communicator is None else state.communicator._state.count - state.watched
 
 
 def _explain(comm: Any, name: str) -> str:
-    """Return why the MPI library carried out a call."""
+    """Return why the MPI library carried out the latest call of the method `name`; the reason is then forgotten."""
     if not (name in vars(BufferCollectives) or name in vars(ObjectsOverBuffers)):
         return "hpccoll has no such call"
     if comm.Get_size() == 1:
@@ -113,7 +119,10 @@ def _explain(comm: Any, name: str) -> str:
 
 
 def _find_class(name: str, arguments: list[Any]) -> int:
-    """Return the number of the size class of a call: by the largest buffer among its arguments, or its array."""
+    """Return the index in _CLASSES of a call's size class: by the largest buffer, or array, among its arguments.
+
+    `name` is the method's name, and `arguments` are its positional and keyword arguments.
+    """
     nbytes = 0
     for argument in arguments:
         if name[0].islower():
@@ -125,7 +134,7 @@ def _find_class(name: str, arguments: list[Any]) -> int:
 
 
 def print_summary(calls: dict[tuple[str, int], OperationCalls]) -> None:
-    """Print the calls of this process, those that took the longest first, on standard error."""
+    """Print the counts of `get_summary` on standard error, the methods that took the longest first."""
     rows = [("collective", "size", "calls", "time (ms)", "hpccoll", "calls left to the MPI library")]
     for (name, number), row in sorted(calls.items(), key=lambda item: -item[1].seconds)[:MOST_ROWS]:
         size = _CLASSES[number][1] if number < len(_CLASSES) else ">= 64 MiB"

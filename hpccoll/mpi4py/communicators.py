@@ -21,7 +21,7 @@ else:
 
 
 class NewCommunicators(_Comm):
-    """The methods of communicators that return other communicators, which are accelerated as well.
+    """mpi4py's methods that return new communicators; the collectives of the new ones run over hpccoll, too.
 
     `Dup`, `Clone` and `Idup` need no method here, because mpi4py's return an object of the class of `self`. `Spawn`,
     `Connect` and `Accept` return communicators of mpi4py, because the other job may run without hpccoll.
@@ -30,19 +30,19 @@ class NewCommunicators(_Comm):
     __slots__ = ()
 
     def Create(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a communicator of a group; see mpi4py."""
+        """Create a communicator of a group of ranks; collective, see mpi4py."""
         return accelerate(super().Create(*args, **kwargs))
 
     def Split(self, *args: Any, **kwargs: Any) -> Any:
-        """Split the communicator by color and key; see mpi4py."""
+        """Return a communicator of the ranks with the same color, ordered by key; collective, see mpi4py."""
         return accelerate(super().Split(*args, **kwargs))
 
     def Split_type(self, *args: Any, **kwargs: Any) -> Any:
-        """Split the communicator by a type of resource; see mpi4py."""
+        """Return a communicator of the ranks that share a resource, such as a node; collective, see mpi4py."""
         return accelerate(super().Split_type(*args, **kwargs))
 
     def Shrink(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a communicator without failed processes; see mpi4py."""
+        """Create a communicator without failed processes; collective over the others, see mpi4py."""
         return accelerate(super().Shrink(*args, **kwargs))
 
     def Free(self) -> None:
@@ -62,7 +62,7 @@ class NewCommunicators(_Comm):
         super().Disconnect()
 
     def _release(self) -> None:
-        """Close the hpccoll communicator, if there is one and MPI will free this communicator."""
+        """Do nothing; classes whose communicators have an hpccoll communicator close it here before MPI frees them."""
 
     def __reduce__(self) -> Any:
         name = _find_predefined(self)
@@ -72,53 +72,59 @@ class NewCommunicators(_Comm):
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
-        """Return a communicator with an MPI handle."""
+        """Return a communicator for the MPI handle `handle`, with collectives over hpccoll."""
         return accelerate(super().fromhandle(handle))
 
 
 class NewIntracommunicators(NewCommunicators, _Intracomm):
-    """The methods of intracommunicators that return other communicators."""
+    """mpi4py's methods that only intracommunicators have, and that return new communicators."""
 
     def Create_group(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a communicator of a group, called by the group's ranks only; see mpi4py."""
+        """Create a communicator of a group; collective over the ranks of the group only, see mpi4py."""
         return accelerate(super().Create_group(*args, **kwargs))
 
     def Create_cart(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a communicator on a grid; see mpi4py."""
+        """Create a communicator whose ranks are the points of a grid; collective, see mpi4py."""
         return accelerate(super().Create_cart(*args, **kwargs))
 
     def Create_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a communicator on a graph; see mpi4py."""
+        """Create a communicator whose ranks are the nodes of a graph; collective, see mpi4py."""
         return accelerate(super().Create_graph(*args, **kwargs))
 
     def Create_dist_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a communicator on a distributed graph; see mpi4py."""
+        """Create a communicator on a graph of which each rank passes some edges; collective, see mpi4py."""
         return accelerate(super().Create_dist_graph(*args, **kwargs))
 
     def Create_dist_graph_adjacent(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a communicator on a distributed graph of which each rank knows its neighbors; see mpi4py."""
+        """Create a communicator on a graph of which each rank passes its own neighbors; collective, see mpi4py."""
         return accelerate(super().Create_dist_graph_adjacent(*args, **kwargs))
 
     def Create_intercomm(self, *args: Any, **kwargs: Any) -> Any:
-        """Create an intercommunicator, whose `Merge` returns an accelerated communicator; see mpi4py."""
+        """Create an intercommunicator with another group of ranks; collective, see mpi4py.
+
+        The collectives of the communicator that its `Merge` returns run over hpccoll.
+        """
         return accelerate(super().Create_intercomm(*args, **kwargs))
 
 
 class AcceleratedCollectives(NewIntracommunicators, ObjectsOverBuffers):
-    """The methods of intracommunicators of several ranks that hpccoll replaces."""
+    """All methods of mpi4py's intracommunicators that hpccoll replaces, for communicators of several ranks."""
 
     def Agree(self, *args: Any, **kwargs: Any) -> Any:
-        """Agree on an integer although processes have failed; collectives then stay with the MPI library."""
+        """Agree on an integer although processes have failed; see mpi4py. Collective.
+
+        Later collectives run over MPI, unless some have run over hpccoll before.
+        """
         find_acceleration(self).refuse()
         return super().Agree(*args, **kwargs)
 
     def Iagree(self, *args: Any, **kwargs: Any) -> Any:
-        """Begin to agree on an integer, as `Agree` does; see mpi4py."""
+        """Start to agree on an integer, as `Agree` does, without waiting; see mpi4py."""
         find_acceleration(self).refuse()
         return super().Iagree(*args, **kwargs)
 
     def _release(self) -> None:
-        """Close the hpccoll communicator before MPI frees this one; predefined communicators are kept."""
+        """Close the hpccoll communicator before MPI frees this communicator; not for COMM_WORLD and COMM_SELF."""
         if self != MPI.COMM_NULL and _find_predefined(self) is None:
             find_acceleration(self).close()
             self._forget()
@@ -138,7 +144,7 @@ class EqualToBase(type):
 
 
 def _get_mpi_class(cls: type) -> type:
-    """Return the class of mpi4py that an accelerated class inherits from."""
+    """Return the class of mpi4py, such as MPI.Intracomm, that a class of hpccoll.mpi4py inherits from."""
     return next(base for base in cls.__mro__ if base.__module__ == "mpi4py.MPI")
 
 
@@ -150,7 +156,7 @@ class AcceleratedCartcomm(AcceleratedCollectives, MPI.Cartcomm, metaclass=EqualT
     """A communicator of mpi4py on a grid, whose collectives run over hpccoll; those of neighbors run over MPI."""
 
     def Sub(self, *args: Any, **kwargs: Any) -> Any:
-        """Create communicators on the grid's subgrids; see mpi4py."""
+        """Create a communicator on a subgrid of the grid; collective, see mpi4py."""
         return accelerate(super().Sub(*args, **kwargs))
 
 
@@ -163,14 +169,14 @@ class AcceleratedDistgraphcomm(AcceleratedCollectives, MPI.Distgraphcomm, metacl
 
 
 class OneRankIntracomm(NewIntracommunicators, MPI.Intracomm, metaclass=EqualToBase):
-    """An intracommunicator of one rank, whose collectives are mpi4py's."""
+    """An intracommunicator of mpi4py with one rank, whose collectives run over MPI."""
 
 
 class OneRankCartcomm(NewIntracommunicators, MPI.Cartcomm, metaclass=EqualToBase):
-    """A communicator of one rank on a grid, whose collectives are mpi4py's."""
+    """A communicator of mpi4py with one rank on a grid, whose collectives run over MPI."""
 
     def Sub(self, *args: Any, **kwargs: Any) -> Any:
-        """Create communicators on the grid's subgrids; see mpi4py."""
+        """Create a communicator on a subgrid of the grid; collective, see mpi4py."""
         return accelerate(super().Sub(*args, **kwargs))
 
 
@@ -178,7 +184,7 @@ class AcceleratedIntercomm(NewCommunicators, MPI.Intercomm, metaclass=EqualToBas
     """An intercommunicator of mpi4py, whose collectives run over MPI; the communicators made of it are accelerated."""
 
     def Merge(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a communicator of the ranks of both groups; see mpi4py."""
+        """Create a communicator of the ranks of both groups; collective, see mpi4py."""
         return accelerate(super().Merge(*args, **kwargs))
 
 
@@ -195,7 +201,7 @@ _ONE_RANK_CLASSES: Final[dict[type, Any]] = {MPI.Intracomm: OneRankIntracomm, MP
 
 
 def list_intracommunicator_classes() -> list[type]:
-    """Return the classes of all intracommunicators."""
+    """Return the classes of this file that inherit from MPI.Intracomm."""
     classes = [*_CLASSES.values(), *_ONE_RANK_CLASSES.values()]
     return [cls for cls in classes if issubclass(cls, MPI.Intracomm)]
 
@@ -221,21 +227,24 @@ def accelerate(comm: Any) -> Any:
 
 
 def reduce_plain(comm: MPI.Intracomm) -> Any:
-    """Return the pickle reduction of an intracommunicator of mpi4py's own class, although COMM_WORLD is replaced."""
+    """Return what `__reduce__` would for an object of MPI.Intracomm, although mpi4py's COMM_WORLD was replaced.
+
+    pickle calls it for communicators of mpi4py's own class.
+    """
     name = None if isinstance(comm, NewCommunicators) else _find_predefined(comm)
     return (type(comm), (get_predefined(name),)) if name else comm.__reduce__()
 
 
 def get_predefined(name: str) -> Any:
-    """Return the communicator of MPI with this name; called when one is unpickled."""
+    """Return the attribute `name`, such as COMM_WORLD, of mpi4py.MPI; pickle calls it to restore a communicator."""
     return getattr(MPI, name)
 
 
 def _is_constant(comm: Any) -> bool:
-    """Whether an object is one that has replaced a constant of mpi4py."""
+    """Whether `comm` is the Python object MPI.COMM_WORLD or MPI.COMM_SELF itself."""
     return comm is MPI.COMM_WORLD or comm is MPI.COMM_SELF
 
 
 def _find_predefined(comm: Any) -> str | None:
-    """Return the name of a predefined communicator, None for others."""
+    """Return `COMM_WORLD` or `COMM_SELF` for communicators with their handles, None for others."""
     return next((name for name in _PREDEFINED if comm == getattr(MPI, name)), None)

@@ -1,4 +1,4 @@
-"""What runs over hpccoll, and by which algorithms: environment variables, and `configure` for programs."""
+"""Settings of mpi4py programs: which collectives run over hpccoll, by which algorithms (variables, `configure`)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ CHOICES: Final = "HPCCOLL_MPI4PY_ALGORITHMS"
 AFTER: Final = "HPCCOLL_MPI4PY_AFTER"
 SUMMARY: Final = "HPCCOLL_SUMMARY"
 AUTO: Final = "auto"
-# Small calls of a kind that the MPI library carries out, because hpccoll's first call of a kind takes milliseconds.
+# The MPI library carries out so many small calls of a kind first, because hpccoll's first call takes milliseconds.
 CALLS_BEFORE: Final = 100
 _MODES: Final = ("off", "collectives", "all")
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmChoice:
-    """The algorithm of an operation for messages of `least` up to, but not including, `end` bytes; None: no limit."""
+    """The user's choice of an algorithm for an operation, for messages of `least` bytes or more, but below `end`.
+
+    None as `end` means no limit.
+    """
 
     operation: Operation
     algorithm: str
@@ -34,38 +37,45 @@ class AlgorithmChoice:
     end: int | None
 
     def includes(self, nbytes: int) -> bool:
-        """Whether a message of `nbytes` bytes is in the range."""
+        """Whether the choice is for messages of `nbytes` bytes."""
         return self.least <= nbytes and (self.end is None or nbytes < self.end)
 
 
 class ConfiguredCommunicator(Protocol):
-    """A communicator that keeps what was selected for its collectives."""
+    """A communicator that caches the algorithms that were selected for its collectives."""
 
     def forget_selections(self) -> None:
-        """Clear the cached selections, because the user has changed the configuration."""
+        """Clear the cached algorithms, because the user has changed the configuration."""
 
 
 @dataclass(slots=True)
 class Mpi4pyConfiguration:
-    """The settings of this process, which must be equal on all ranks of the job."""
+    """The settings of `hpccoll.mpi4py` in this process, which must be equal on all ranks of the job.
+
+    Args:
+        mode: "off", "collectives" (of buffers), or "all" (those of Python objects, too).
+        calls_before: how many small calls of a kind MPI carries out first; None for the default.
+        choices: the user's choices of algorithms, the latest last.
+        communicators: those whose cached algorithms a new choice clears.
+    """
 
     mode: str
     calls_before: int | None = None
     choices: list[AlgorithmChoice] = field(default_factory=list)
-    communicators: WeakSet[ConfiguredCommunicator] = field(default_factory=WeakSet)  # those that have run collectives
+    communicators: WeakSet[ConfiguredCommunicator] = field(default_factory=WeakSet)
 
     @property
     def runs_collectives(self) -> bool:
-        """Whether collectives of buffers run over hpccoll."""
+        """Whether collectives of buffers, such as `Bcast`, run over hpccoll."""
         return self.mode != "off"
 
     @property
     def runs_objects(self) -> bool:
-        """Whether collectives of Python objects run over hpccoll, too."""
+        """Whether collectives of Python objects, such as `bcast`, run over hpccoll."""
         return self.mode == "all"
 
     def find_algorithm(self, operation: Operation, nbytes: int) -> str:
-        """Return the algorithm that the user has chosen last for an operation and size, or `AUTO`."""
+        """Return the algorithm that the user has chosen last for an operation and message size; `auto` without one."""
         for choice in reversed(self.choices):
             if choice.operation is operation and choice.includes(nbytes):
                 return choice.algorithm
@@ -111,7 +121,7 @@ def make_choice(operation: str, algorithm: str, least: str | int, end: str | int
 
 @cache
 def get_configuration() -> Mpi4pyConfiguration:
-    """Return the one configuration of this process, first read from the environment.
+    """Return the one configuration of this process; the first call reads the environment variables.
 
     Raises:
         UsageError: an environment variable has an unknown value.
@@ -123,7 +133,7 @@ def get_configuration() -> Mpi4pyConfiguration:
 
 
 def read_calls_before() -> int | None:
-    """Return the number of small calls of a kind before hpccoll carries out such calls; None if it is not set.
+    """Return the value of HPCCOLL_MPI4PY_AFTER: how many small calls of a kind MPI carries out first; None if unset.
 
     Raises:
         UsageError: the environment variable HPCCOLL_MPI4PY_AFTER is no number of calls.

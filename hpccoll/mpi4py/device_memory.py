@@ -17,7 +17,7 @@ _HOST_KINDS: Final = (1, 3)  # of DLPack: memory of the CPU, and page-locked mem
 
 
 class _DeviceBytes:
-    """Device memory as CuPy and torch import it: an object with the CUDA array interface."""
+    """`nbytes` of GPU memory from `address` on, as an object that CuPy and torch accept (CUDA array interface)."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
@@ -38,7 +38,10 @@ def find_device(buffer: Any) -> ModuleType | None:
 
 
 def copy_from_device(library: ModuleType, address: int, nbytes: int) -> Any:
-    """Return bytes of device memory as a NumPy array."""
+    """Copy `nbytes` of GPU memory from `address` on, and return them as a NumPy array of bytes.
+
+    `library` is the module cupy or torch. Waits for all work on the current GPU.
+    """
     if library.__name__ == "cupy":
         library.cuda.runtime.deviceSynchronize()
         return library.asnumpy(library.asarray(_DeviceBytes(address, nbytes)))
@@ -47,7 +50,10 @@ def copy_from_device(library: ModuleType, address: int, nbytes: int) -> Any:
 
 
 def copy_to_device(library: ModuleType, address: int, flat: Any) -> None:
-    """Copy a NumPy array of bytes to device memory."""
+    """Copy `flat`, a NumPy array of bytes, to GPU memory from `address` on.
+
+    `library` is the module cupy or torch. Waits for all work on the current GPU, before and after.
+    """
     target = _DeviceBytes(address, flat.nbytes)
     if library.__name__ == "cupy":
         library.cuda.runtime.deviceSynchronize()

@@ -15,7 +15,7 @@ _MPI = "mpi4py.MPI"
 
 
 def load_accelerated_mpi() -> ModuleType:
-    """Return mpi4py's module MPI after it was imported and its constants were replaced; initializes MPI."""
+    """Import mpi4py.MPI, which initializes MPI, replace its COMM_WORLD and COMM_SELF, and return the module."""
     install_at_import()
     from mpi4py import MPI
 
@@ -24,7 +24,10 @@ def load_accelerated_mpi() -> ModuleType:
 
 
 def install_at_import() -> None:
-    """Let the import of mpi4py.MPI replace its constants; nothing is imported now."""
+    """Let a later import of mpi4py.MPI replace its COMM_WORLD and COMM_SELF; nothing is imported now.
+
+    Does nothing with HPCCOLL_MPI4PY=off.
+    """
     if not get_configuration().runs_collectives:
         return
     if not any(isinstance(finder, _MpiFinder) for finder in sys.meta_path):
@@ -32,12 +35,12 @@ def install_at_import() -> None:
 
 
 class _MpiFinder(MetaPathFinder):
-    """Finds mpi4py.MPI as Python does, and replaces its constants when it was imported."""
+    """A finder of Python's import system for mpi4py.MPI, which is then loaded by `_MpiLoader`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the specification of mpi4py.MPI with a loader of this module; None for other modules."""
+        """Return the import specification of mpi4py.MPI with an `_MpiLoader`; None for other modules."""
         if fullname != _MPI:
             return None
         for finder in sys.meta_path:
@@ -49,17 +52,17 @@ class _MpiFinder(MetaPathFinder):
 
 
 class _MpiLoader(Loader):
-    """Loads mpi4py.MPI by another loader, then replaces its constants."""
+    """Loads mpi4py.MPI by another loader, then replaces its COMM_WORLD and COMM_SELF."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return the module that the other loader creates."""
+        """Return the new module of the other loader, or None for Python's default; called by the import system."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Initialize the module as the program's settings in `mpi4py.rc` say, and replace its constants."""
+        """Load mpi4py.MPI, initialize MPI as the program's settings in `mpi4py.rc` say, and replace the constants."""
         import mpi4py
 
         settings = mpi4py.rc
@@ -82,7 +85,7 @@ class _MpiLoader(Loader):
 
 
 def _replace_constants(module: ModuleType) -> None:
-    """Replace COMM_WORLD and COMM_SELF of mpi4py.MPI, unless this was done before or HPCCOLL_MPI4PY is off."""
+    """Replace COMM_WORLD and COMM_SELF of `module`, mpi4py.MPI, unless they are replaced or HPCCOLL_MPI4PY is off."""
     from hpccoll.mpi4py.acceleration import find_acceleration
     from hpccoll.mpi4py.call_summary import count_calls, is_counting
     from hpccoll.mpi4py.communicators import (

@@ -23,11 +23,11 @@ _ELEMENT_TYPES: Final = {dtype: dtype for dtype in list_element_types()}  # both
 
 
 class Message:
-    """The memory that one rank sends or receives in a collective.
+    """The memory that one rank sends or receives in a collective of mpi4py.
 
     Attributes:
         dtype: the element type; equal on all ranks if the call is legal.
-        count: the number of elements; of one block, if the message was read with a number of blocks.
+        count: the number of elements of one block, if the memory has a block per rank, else of the whole memory.
         nbytes: bytes of `count` elements without gaps.
         reducible: whether the datatype is one of MPI's basic types that MPI's own reductions accept.
     """
@@ -46,7 +46,10 @@ class Message:
 
     @classmethod
     def of_array(cls, array: Any, blocks: int) -> Message:
-        """Return the message of a NumPy array without gaps, whose element type is in `_ELEMENT_TYPES`."""
+        """Return the message of a NumPy array without gaps, which has `blocks` blocks (0: it is one block).
+
+        The element type must be in `_ELEMENT_TYPES`.
+        """
         self = cls.__new__(cls)
         self._flat, self._blocks, self.dtype, self.reducible = array, max(blocks, 1), _ELEMENT_TYPES[array.dtype], True
         self.count, self.nbytes = array.size // self._blocks, array.nbytes // self._blocks
@@ -61,9 +64,12 @@ class Message:
         return flat if flat.flags.aligned else flat.copy()
 
     def open_for_writing(self, dtype: np.dtype[Any], *, keep: bool = False) -> tuple[Any, Callable[[], None] | None]:
-        """Return a flat array for the result, and a function that stores it in the user's memory, if that is needed.
+        """Return a flat array to write to, and a function that then copies its elements to the user's memory.
+
+        None in place of the function means that the array is the user's memory.
 
         Args:
+            dtype: the element type of the array.
             keep: whether the array must hold the elements of the user's memory, because not all are written.
         """
         flat = self._view()
@@ -77,7 +83,7 @@ class Message:
         return copy.view(dtype), lambda: self._unpack(copy)
 
     def _view(self) -> Any:
-        """Return the user's memory as a flat array; None if it has gaps or is on a device."""
+        """Return the user's memory as a flat array that shares it; None if it has gaps or is on a GPU."""
         if self._flat is not None:
             return self._flat.reshape(-1)
         if self._device is not None or not self._is_dense():
@@ -89,7 +95,7 @@ class Message:
         return bool(self._type.is_predefined) and self._type.Get_extent() == (0, self._type.Get_size())
 
     def _make_placed_type(self) -> MPI.Datatype:
-        """Return a new datatype of all elements at their places, relative to the address of `_BASE`."""
+        """Return a new MPI datatype of all elements at their addresses, relative to `_BASE`; the caller frees it."""
         repeated = self._type.Create_contiguous(self._items * self._blocks)
         placed = repeated.Create_hindexed([1], [self._address - _BASE.ctypes.data])
         sized = placed.Create_resized(0, 1).Commit()
@@ -98,7 +104,7 @@ class Message:
         return sized
 
     def _pack(self) -> Any:
-        """Return a copy of the elements without gaps."""
+        """Return a copy of the user's elements without gaps, as a flat array of bytes in host memory."""
         if self._device is not None:
             return copy_from_device(self._device, self._address, self.nbytes * self._blocks)
         flat = np.empty(self.nbytes * self._blocks, BYTES)
@@ -108,7 +114,7 @@ class Message:
         return flat
 
     def _unpack(self, flat: Any) -> None:
-        """Store elements without gaps in the user's memory."""
+        """Copy elements without gaps, a flat array of bytes, to their places in the user's memory."""
         if self._device is not None:
             copy_to_device(self._device, self._address, flat)
             return
@@ -121,10 +127,12 @@ _BASE: Final = np.zeros(1, BYTES)  # the address to which the displacements of `
 
 
 def read_message(specification: Any, blocks: int = 0, *, writable: bool) -> Message | None:
-    """Return the message of a buffer as mpi4py reads it; None if mpi4py refuses it.
+    """Return the memory of a buffer argument of mpi4py; None if mpi4py refuses the argument.
 
     Args:
+        specification: the argument, such as an array or `[x, count, MPI.DOUBLE]`.
         blocks: the number of blocks in the buffer, of which `count` describes one; 0 if the buffer is one block.
+        writable: whether the memory must be writable.
     """
     if (
         type(specification) is np.ndarray
@@ -141,7 +149,10 @@ def read_message(specification: Any, blocks: int = 0, *, writable: bool) -> Mess
 
 
 def _read_specification(specification: Any, blocks: int, *, writable: bool) -> Message | None:
-    """Return the message of any buffer that mpi4py accepts; raise an error or return None for others."""
+    """Return the memory of any buffer argument of mpi4py; raise an error or return None for others.
+
+    The arguments are those of `read_message`.
+    """
     buffer, count, displacement, datatype = _split_specification(specification)
     if buffer is None or buffer is MPI.BOTTOM:
         if datatype is None:
@@ -167,7 +178,10 @@ def _read_specification(specification: Any, blocks: int, *, writable: bool) -> M
 
 
 def _split_specification(specification: Any) -> tuple[Any, int | None, int, Any]:
-    """Return buffer, count, displacement and datatype of a specification; count and datatype may be None."""
+    """Return buffer, count, displacement and datatype of a buffer argument of mpi4py.
+
+    Count and datatype are None if the argument does not state them.
+    """
     if not isinstance(specification, list | tuple):
         return specification, None, 0, None
     buffer, *rest = specification
@@ -181,7 +195,7 @@ def _split_specification(specification: Any) -> tuple[Any, int | None, int, Any]
 
 
 def _find_datatype(given: Any) -> MPI.Datatype:
-    """Return a datatype, that of its name, or that of the elements of a buffer."""
+    """Return the MPI datatype that `given` is, that it names (a string), or of which its elements are (a buffer)."""
     if isinstance(given, MPI.Datatype):
         return given
     if isinstance(given, str):
@@ -202,6 +216,6 @@ def _find_format(buffer: Any) -> str:
 
 
 def _view_memory(address: int, nbytes: int) -> Any:
-    """Return memory as a flat array of bytes that does not keep the memory alive."""
+    """Return `nbytes` of host memory from `address` on as a flat array of bytes, which does not keep it allocated."""
     memory: Any = MPI.buffer.fromaddress(address, nbytes)
     return np.frombuffer(memory, BYTES) if nbytes else np.empty(0, BYTES)

@@ -14,7 +14,7 @@ LEAVES: Final = frozenset((int, float, complex, bool, str, bytes, type(None)))
 
 
 class ArrayPlace:
-    """The place of an array that was taken out of a container: its number."""
+    """Stands in a container for an array that was taken out: the array's index in the list of `take_arrays_out`."""
 
     __slots__ = ("number",)
 
@@ -26,7 +26,10 @@ class ArrayPlace:
 
 
 def may_hold_arrays(container: Any, depth: int = 0) -> bool:
-    """Whether `take_arrays_out` may find arrays in a tuple, list or dict. Cost: 0.5 us for a small dict."""
+    """Whether a tuple, list or dict contains an array. Cost: 0.5 us for a small dict.
+
+    `depth` is the number of containers around it; beyond MOST_DEPTH, and in long containers, arrays are not looked for.
+    """
     if len(container) > MOST_ITEMS or depth > MOST_DEPTH:
         return False
     for item in container.values() if type(container) is dict else container:
@@ -48,7 +51,7 @@ def take_arrays_out(obj: Any, least_bytes: int) -> tuple[Any, list[Any]]:
     visited: set[int] = set()
 
     def replace(item: Any, depth: int) -> Any:
-        """Return an item with its arrays taken out; `depth` is the number of containers around it."""
+        """Return `item` with its arrays taken out; `depth` is the number of containers around it."""
         if id(item) in replaced:
             return replaced[id(item)]
         if find_library(item) is not None and item.nbytes >= least_bytes:
@@ -76,11 +79,11 @@ def take_arrays_out(obj: Any, least_bytes: int) -> tuple[Any, list[Any]]:
 
 
 def put_arrays_back(obj: Any, arrays: Sequence[Any]) -> Any:
-    """Return the container from which `take_arrays_out` took arrays, with the given arrays at their places."""
+    """Return a result of `take_arrays_out` with `arrays` in place of each `ArrayPlace`; changes its lists and dicts."""
     restored: dict[int, Any] = {}
 
     def replace(item: Any, depth: int) -> Any:
-        """Return an item with arrays in place of each `ArrayPlace`; `depth` is the number of containers around it."""
+        """Return `item` with arrays in place of each `ArrayPlace`; `depth` is the number of containers around it."""
         if type(item) is ArrayPlace:
             return arrays[item.number]
         if id(item) in restored or type(item) not in (tuple, list, dict) or depth > MOST_DEPTH + 1:

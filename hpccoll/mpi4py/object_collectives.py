@@ -1,9 +1,9 @@
 """The collectives of Python objects: mpi4py's methods with a lower-case first letter, over hpccoll.
 
-Each call exchanges one slot per rank (`object_slots.py`). What does not fit into the slots follows in a second
-exchange: equal arrays as a collective on their memory, other objects as bytes. The headers of the slots tell all ranks
-that take part in it. Reductions by a function of the user are mpi4py's, and so are those of large objects other than
-equal arrays.
+Each call exchanges one slot, a buffer of fixed size, per rank (`object_slots.py`). Objects that do not fit into their
+slots follow in a second exchange: equal arrays as a collective on their memory, other objects as bytes. All ranks that
+take part in the second exchange know of it from the headers in the slots. mpi4py itself carries out reductions by a
+function of the user, and reductions of large objects other than equal arrays.
 """
 
 from __future__ import annotations
@@ -49,10 +49,13 @@ _PLAIN_ALLGATHERV: Final = find_method("Allgatherv")
 
 
 class ObjectsOverBuffers(BufferCollectives):
-    """mpi4py's lower-case collectives (bcast, gather, ...), which send Python objects by hpccoll's collectives."""
+    """mpi4py's lower-case collectives (bcast, gather, ...), which send Python objects by hpccoll's collectives.
+
+    A communicator first exchanges slots: one buffer of fixed size per rank, with the object if it fits.
+    """
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """Return the root's object on all ranks."""
+        """Return the root's object on all ranks; `obj` of other ranks is ignored. Collective."""
         slots = self._enter_objects("bcast", root)
         if slots is None:
             return _PLAIN_OBJECTS["bcast"](self, obj, root)
@@ -71,7 +74,7 @@ class ObjectsOverBuffers(BufferCollectives):
         return decode(header, data, copy=encoded is not None)
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        """Return the reduction of all ranks' objects on all ranks."""
+        """Return the reduction of all ranks' `sendobj` by `op` on all ranks. Collective."""
         slots = self._enter_objects("allreduce") if _is_predefined(op) else None
         if slots is not None:
             encoded = self._gather_slots(slots, "allreduce", sendobj)
@@ -85,7 +88,7 @@ class ObjectsOverBuffers(BufferCollectives):
         return _PLAIN_OBJECTS["allreduce"](self, sendobj, op)
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        """Return the reduction of all ranks' objects on the root, None on other ranks."""
+        """Return the reduction of all ranks' `sendobj` by `op` on the root, None on other ranks. Collective."""
         slots = self._enter_objects("reduce", root) if _is_predefined(op) else None
         if slots is not None:
             encoded = self._gather_slots(slots, "reduce", sendobj, root)
@@ -99,7 +102,7 @@ class ObjectsOverBuffers(BufferCollectives):
         return _PLAIN_OBJECTS["reduce"](self, sendobj, op, root)
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """Return the objects of all ranks, in rank order."""
+        """Return the `sendobj` of all ranks on every rank, in rank order. Collective."""
         slots = self._enter_objects("allgather")
         if slots is None:
             gathered: list[Any] = _PLAIN_OBJECTS["allgather"](self, sendobj)
@@ -122,7 +125,7 @@ class ObjectsOverBuffers(BufferCollectives):
         ]
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Return the objects of all ranks on the root, in rank order; None on other ranks."""
+        """Return the `sendobj` of all ranks on the root, in rank order; None on other ranks. Collective."""
         slots = self._enter_objects("gather", root)
         if slots is None:
             gathered: list[Any] | None = _PLAIN_OBJECTS["gather"](self, sendobj, root)
@@ -144,7 +147,7 @@ class ObjectsOverBuffers(BufferCollectives):
         ]
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        """Return element r of the root's sequence on each rank r."""
+        """Return element r of the root's sequence `sendobj` on each rank r. Collective."""
         slots = self._enter_objects("scatter", root)
         if slots is None:
             return _PLAIN_OBJECTS["scatter"](self, sendobj, root)
@@ -165,7 +168,7 @@ class ObjectsOverBuffers(BufferCollectives):
         return _receive(slots.communicator, header, root, encoded[root] if encoded else None)
 
     def alltoall(self, sendobj: Any) -> list[Any]:
-        """Send element r of the sequence to each rank r, and return the elements for this rank."""
+        """Send element r of the sequence `sendobj` to each rank r; return the elements for this rank. Collective."""
         slots = self._enter_objects("alltoall")
         if slots is None:
             exchanged: list[Any] = _PLAIN_OBJECTS["alltoall"](self, sendobj)
@@ -178,13 +181,13 @@ class ObjectsOverBuffers(BufferCollectives):
         return _exchange_rest(slots.communicator, slots, encoded)
 
     def _enter_objects(self, use: str, root: int = 0) -> ObjectSlots | None:
-        """Return the slots for a call of mpi4py's method `use`; None if mpi4py carries it out. Collective."""
+        """Return the slots for a call of mpi4py's method `use`; None if mpi4py must carry out the call. Collective."""
         state = self._state
         slots: ObjectSlots | None = None if state is None else state.slots.get((use, root))
         return slots or self._prepare_slots(use, root)
 
     def _prepare_slots(self, use: str, root: int) -> ObjectSlots | None:
-        """Count a call; return the slots for this call and later ones, or None if mpi4py carries it out. Collective."""
+        """Count a call of mpi4py's method `use`; return slots for it, None if mpi4py must carry it out. Collective."""
         if not get_configuration().runs_objects or not hasattr(root, "__index__") or not 0 <= root < self.size:
             return None
         state = self._find_state()
@@ -202,16 +205,21 @@ class ObjectsOverBuffers(BufferCollectives):
         return slots
 
     def _gather_slots(self, slots: ObjectSlots, use: str, sendobj: Any, root: int = 0) -> EncodedObject | None:
-        """Exchange the slots of all ranks; return this rank's object, None if it is small."""
+        """Write `sendobj` into this rank's slot, and collect the slots of all ranks in `slots.all`. Collective.
+
+        `use` and `root` are mpi4py's method and its root. Returns the encoded object; None if it is small (at most
+        SMALL_BYTES).
+        """
         encoded = slots.write(sendobj)
         if not slots.run(use, slots.own, slots.all, root):
             _PLAIN_ALLGATHER(self, slots.own, slots.all)
         return encoded
 
     def _gather_bytes(self, slots: ObjectSlots, own: Any, counts: list[int]) -> Any:
-        """Return the bytes of all ranks, one after the other; `counts` has their numbers.
+        """Return the bytes of all ranks, in rank order, as one array on every rank. Collective.
 
-        The MPI library gathers them, because hpccoll's first call of new counts takes milliseconds.
+        `own` are this rank's bytes, and `counts` the numbers of bytes of all ranks. The MPI library gathers the bytes,
+        because hpccoll's first call with new counts takes milliseconds.
         """
         if sum(counts) > MOST_MPI_BYTES:
             return slots.communicator.all_gather(own, counts=counts)
@@ -220,7 +228,10 @@ class ObjectsOverBuffers(BufferCollectives):
         return data
 
     def _run_collective(self, operation: Operation, x: Any, out: Any, op: str = SUM, root: int = 0) -> None:
-        """Run a collective on the bytes or elements of objects, over hpccoll or by the MPI library."""
+        """Run a collective on arrays with the bytes or elements of objects, over hpccoll or by MPI. Collective.
+
+        `x` is the input, and `out` the array for the result; None if it is `x`, or if this rank gets no result.
+        """
         communicator, state = self._bind_table(), find_acceleration(self)
         algorithm = state.select(operation, op, x.dtype, x.size, root)
         if algorithm is None and (x.dtype not in list_element_types() or x.nbytes * state.size > MOST_MPI_BYTES):
@@ -233,9 +244,16 @@ class ObjectsOverBuffers(BufferCollectives):
     def _reduce_arrays(
         self, operation: Operation, encoded: EncodedObject, headers: list[ObjectHeader], op: str, root: int
     ) -> Any:
-        """Reduce equal arrays of all ranks; return a new array, or None where there is no result.
+        """Reduce the arrays that all ranks passed as objects; return a new array, None without a result. Collective.
 
-        If the arrays of the ranks differ in the order of their elements, all are reduced in C order.
+        If only some of the arrays are in Fortran order, all are reduced in C order.
+
+        Args:
+            operation: all_reduce or reduce.
+            encoded: this rank's array.
+            headers: the element types, shapes and orders of all ranks' arrays.
+            op: the name of the reduction.
+            root: the root of a reduce.
         """
         header = headers[self.rank]
         data = encoded.flatten()
@@ -252,7 +270,7 @@ class ObjectsOverBuffers(BufferCollectives):
 
 
 def _run_plain(comm: Any, operation: Operation, x: Any, out: Any, op: MPI.Op, root: int) -> None:
-    """Call mpi4py's method for a collective of `_run_collective`."""
+    """Run a collective by mpi4py's own method; the arguments are those of `_run_collective`. Collective."""
     method = _PLAIN_METHODS[operation]
     if operation is Operation.BROADCAST:
         method(comm, x, root)
@@ -265,12 +283,15 @@ def _run_plain(comm: Any, operation: Operation, x: Any, out: Any, op: MPI.Op, ro
 
 
 def _is_predefined(op: Any) -> bool:
-    """Whether an operation is one of MPI's, and not a function of the user."""
+    """Whether `op` is one of MPI's predefined reductions, such as MPI.SUM, and not a function of the user."""
     return isinstance(op, MPI.Op) and op.is_predefined
 
 
 def _combine(items: list[Any], op: Any) -> Any:
-    """Return the reduction of the items of all ranks, combined in the same pairs as mpi4py's tree of messages."""
+    """Return the reduction by `op` of the objects of all ranks, combined in the same pairs as mpi4py would do.
+
+    `items` are the objects in rank order, and are overwritten.
+    """
     distance = 1
     while distance < len(items):
         for rank in range(0, len(items) - distance, 2 * distance):
@@ -280,13 +301,16 @@ def _combine(items: list[Any], op: Any) -> Any:
 
 
 def _are_equal_arrays(headers: list[ObjectHeader]) -> bool:
-    """Whether the objects of all ranks are arrays of one library, element type, shape and device."""
+    """Whether all ranks' objects, which `headers` describe, are arrays of equal library, dtype, shape and device."""
     first = headers[0]
     return first.kind == ARRAY and all(header.layout == first.layout for header in headers)
 
 
 def _find_array_reduction(headers: list[ObjectHeader], op: Any) -> str | None:
-    """Return the name of a reduction if hpccoll can reduce the objects of all ranks as arrays, else None."""
+    """Return the name of the MPI reduction `op` if hpccoll can reduce all ranks' objects as arrays by it, else None.
+
+    `headers` describe the objects of all ranks.
+    """
     name = find_reduction(op)
     if name is None or not _are_equal_arrays(headers):
         return None
@@ -295,7 +319,10 @@ def _find_array_reduction(headers: list[ObjectHeader], op: Any) -> str | None:
 
 
 def _receive(communicator: Communicator, header: ObjectHeader, source: int, own: EncodedObject | None) -> Any:
-    """Return an object whose bytes follow from `source`; if that is this rank, a copy of its `own`."""
+    """Receive the bytes of an object from rank `source`, and return the object; `header` describes it.
+
+    If `source` is this rank, the result is a copy of `own`.
+    """
     if own is not None and source == communicator.rank:
         return decode(header, own.flatten())
     data = np.empty(header.nbytes, np.uint8)
@@ -304,7 +331,10 @@ def _receive(communicator: Communicator, header: ObjectHeader, source: int, own:
 
 
 def _exchange_rest(communicator: Communicator, slots: ObjectSlots, encoded: list[EncodedObject | None]) -> list[Any]:
-    """Return the objects of an alltoall after its slots were exchanged; exchange those that did not fit."""
+    """Return the objects for this rank in an alltoall whose slots were exchanged, after exchanging larger objects.
+
+    `encoded` are this rank's objects for all ranks, None for those that are small. Collective.
+    """
     (items, headers), rank = slots.read_all(), communicator.rank
     if items is not None and not any(item is not None and item.nbytes > slots.inline_bytes for item in encoded):
         return items

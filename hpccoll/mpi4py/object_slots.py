@@ -2,8 +2,8 @@
 
 Slots have one of two sizes. On 2 ranks, an all_gather of small slots (256 bytes) takes 0.9 us, and one of large slots
 (4,160 bytes) 3.6 us. A call uses small slots if all objects of the previous call of this method and root were small,
-which all ranks know. Larger objects need a second exchange then. `alltoall`, and `gather` by the MPI library, always
-use large slots, because a rank sees only its own objects there.
+which all ranks know. If a call with small slots has larger objects, these need a second exchange. `alltoall`, and
+`gather` by the MPI library, always use large slots, because a rank does not see other ranks' objects there.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ SLOT_OPERATIONS: Final = {  # the collectives on slots that carry out the collec
 
 
 class ObjectSlots:
-    """The slots of one communicator: one for this rank's object, and one per rank for those received or scattered.
+    """Buffers of fixed size (slots) by which the ranks of one communicator exchange Python objects.
+
+    There is a slot for this rank's object, and one per rank for objects that are received or scattered.
 
     Args:
-        nbytes: the size of a slot.
+        state: the `Acceleration` of the communicator.
+        nbytes: the size of a slot, with the header of the object.
         are_small: whether these are the small slots.
         other: the slots of the other size, if they exist already.
 
@@ -72,37 +75,41 @@ class ObjectSlots:
 
     @classmethod
     def make(cls, state: Acceleration) -> ObjectSlots:
-        """Return large slots for a communicator; `other` are the small ones."""
+        """Return large slots for the communicator of `state`; their attribute `other` has the small slots."""
         large = cls(state, count_slot_bytes(state.size), are_small=False)
         large.other = cls(state, HEADER_BYTES + SMALL_BYTES, are_small=True, other=large)
         return large
 
     @property
     def communicator(self) -> Communicator:
-        """The hpccoll communicator that moves the slots, and objects that do not fit into them."""
+        """The hpccoll communicator that exchanges the slots, and objects that do not fit into slots."""
         communicator = self.state.communicator
         if communicator is None:
             raise UsageError("this communicator was freed; use one that is open, or free it later")
         return communicator
 
     def prepare(self, use: str, root: int) -> None:
-        """Select the algorithm by which `run` carries out a method of mpi4py."""
+        """Select the algorithm by which `run` exchanges slots for mpi4py's method `use`, such as `gather`."""
         operation = SLOT_OPERATIONS[use]
         at = index(root) if operation.has_root else 0
         self.calls[use, root] = operation, at, self.state.select_now(operation, SUM, BYTES, self.nbytes, at)
 
     def leave(self, use: str, root: int, *, are_small: bool) -> None:
-        """Use the small slots in the next such call if all objects of this call were small, else the large ones.
+        """Let the next call of mpi4py's method `use` with this root exchange small slots if `are_small`, else large.
 
-        All ranks must pass the same `are_small`.
+        `are_small` is whether all objects of this call were small; all ranks must pass the same.
         """
         if are_small is not self.are_small and self.other is not None:
             self.state.slots[use, root] = self.other
 
     def run(self, use: str, x: Any, out: Any, root: int = 0) -> bool:
-        """Run a collective on slots; return False if the caller must call the MPI library's collective instead.
+        """Exchange slots by hpccoll; return False if the caller must do so by the MPI library. Collective.
 
-        `x` is None on ranks without input.
+        Args:
+            use: mpi4py's method, such as `gather`, for which `prepare` was called.
+            x: the slots that this rank sends; None on ranks without input.
+            out: the slots for the result; None if it is `x`.
+            root: the root of the method.
         """
         operation, root, algorithm = self.calls[use, root]
         if algorithm is None:
@@ -113,7 +120,7 @@ class ObjectSlots:
         return True
 
     def write(self, obj: Any) -> EncodedObject | None:
-        """Write this rank's object into its slot; return it encoded, or None if it is small."""
+        """Write `obj` into this rank's slot; return the encoded object, None if it is small (at most SMALL_BYTES)."""
         if self.small.write(self.own_view, 0, obj):
             return None
         encoded = encode(obj)
@@ -121,9 +128,9 @@ class ObjectSlots:
         return encoded
 
     def write_items(self, items: Any, slots: memoryview) -> list[EncodedObject | None]:
-        """Write the items for all ranks into their slots; return each encoded, or None if it is small.
+        """Write one object for each rank into `slots`; return the encoded objects, None for each small one.
 
-        `items` is a sequence of one item for each rank; None sends None to every rank.
+        `items` is a sequence of one object for each rank; None sends None to every rank.
 
         Raises:
             ValueError: there is not one item for each rank.
@@ -142,9 +149,9 @@ class ObjectSlots:
         return encoded
 
     def read_all(self) -> tuple[list[Any] | None, list[ObjectHeader]]:
-        """Return the objects of all ranks, and the headers of their slots.
+        """Return the objects in the slots of all ranks, and the headers that describe them.
 
-        The objects are None if one does not fit into its slot, and the list of headers is empty if all are small.
+        The first is None if an object does not fit into its slot; the second is empty if all objects are small.
         """
         items = self.small.read_all(self.all_view)
         if items is not NotImplemented:
@@ -153,15 +160,15 @@ class ObjectSlots:
         return self._decode_all(headers), headers
 
     def fits(self, header: ObjectHeader) -> bool:
-        """Whether the bytes of an object are in its slot."""
+        """Whether the object that `header` describes fits into a slot, so that its bytes follow its header."""
         return bool(header.nbytes <= self.inline_bytes)
 
     def decode(self, header: ObjectHeader, rank: int) -> Any:
-        """Return the object in the slot of a rank."""
+        """Return the object that `header` describes from the slot of `rank`."""
         return decode(header, self.all_view, rank * self.nbytes + HEADER_BYTES)
 
     def _decode_all(self, headers: list[ObjectHeader]) -> list[Any] | None:
-        """Return the objects of all ranks; None if one of them does not fit into its slot."""
+        """Return the objects in the slots of all ranks, which `headers` describe; None if one does not fit."""
         for header in headers:
             if header.nbytes > self.inline_bytes:
                 return None
@@ -172,5 +179,5 @@ class ObjectSlots:
 
 
 def count_slot_bytes(ranks: int) -> int:
-    """Return the bytes of a slot on a number of ranks."""
+    """Return the bytes of a large slot, with the header, on a communicator of `ranks` ranks."""
     return HEADER_BYTES + max(LEAST_INLINE_BYTES, min(MOST_INLINE_BYTES, SLOTS_BYTES // ranks // 64 * 64))

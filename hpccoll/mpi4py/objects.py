@@ -3,11 +3,11 @@
 Native code (`SmallObjects`) writes and reads numbers, and small tuples, lists and dicts, in the same format.
 
 A collective of objects first exchanges one slot per rank, all of one size: a header of 64 bytes, then the object's
-bytes if they fit. The header says what the object is, so ranks may pass objects of different types and sizes, and
-objects of up to 4 KiB need no second exchange. Arrays in tuples, lists and dicts are taken out before the rest is
-pickled.
+bytes if they fit. The header describes the object, so ranks may pass objects of different types and sizes, and objects
+of up to 4 KiB need no second exchange. Arrays in tuples, lists and dicts are taken out before the rest is pickled.
 
-Header: kind, library, order, number of dims, element type or number of arrays, device, bytes, shape (up to six dims).
+The header has the fields kind, library, order, number of dims, element type or number of arrays, device, bytes, and
+shape (up to six dims).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpi4py import MPI
 from hpccoll.mpi4py.array_libraries import find_library, to_library, to_numpy
 from hpccoll.mpi4py.nested_arrays import CONTAINERS, LEAVES, may_hold_arrays, put_arrays_back, take_arrays_out
 
-# Kinds of objects; FLOAT, INTEGER and SMALL_PICKLE are those of `SmallObjects`.
+# The encodings of objects in a header; native code (`SmallObjects`) writes FLOAT, INTEGER and SMALL_PICKLE.
 PICKLE, ARRAY, SCALAR, FLOAT, INTEGER, NESTED, SMALL_PICKLE = range(7)
 FIELDS: Final = struct.Struct("<BBBBhhq")  # all fields but the shape
 SHAPES: Final = [struct.Struct(f"<{dims}q") for dims in range(7)]  # by number of dims
@@ -37,7 +37,7 @@ _TYPES: Final = {np.dtype(char).num: np.dtype(char) for char in "?bBhHiIlLqQefdg
 
 
 class EncodedObject:
-    """An object as a header and bytes.
+    """A Python object to be sent, as a header that describes it, and bytes.
 
     Attributes:
         header: the fields of the header except the shape; see `ObjectHeader`.
@@ -52,20 +52,20 @@ class EncodedObject:
         self.header, self.data, self.nbytes, self.shape = header, data, nbytes, shape
 
     def write(self, slot: memoryview) -> None:
-        """Write the header into a slot, and the bytes if they fit."""
+        """Write the header into a slot (a buffer of fixed size), and the bytes after it if they fit."""
         self.write_header(slot, 0)
         end = HEADER_BYTES + self.nbytes
         if end <= len(slot):
             slot[HEADER_BYTES:end] = self.data
 
     def write_header(self, memory: Any, offset: int) -> None:
-        """Write the header into a buffer."""
+        """Write the header into the buffer `memory`, from byte `offset` on."""
         FIELDS.pack_into(memory, offset, *self.header)
         if self.shape:
             SHAPES[len(self.shape)].pack_into(memory, offset + FIELDS.size, *self.shape)
 
     def flatten(self) -> Any:
-        """Return the bytes as a flat NumPy array, which may be the user's memory."""
+        """Return the object's bytes as a flat NumPy array, which may share the memory of the user's array."""
         return np.frombuffer(self.data, np.uint8)
 
 
@@ -92,7 +92,7 @@ class ObjectHeader:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Kind, library, element type, device and shape, for a comparison with the headers of other ranks."""
+        """The fields that are equal for arrays that can be reduced together: kind, library, dtype, device, shape."""
         return self.kind, self.library, self.number, self.device, self.shape
 
     @property
@@ -102,7 +102,7 @@ class ObjectHeader:
 
 
 def encode(obj: Any) -> EncodedObject:
-    """Return an object as a header and bytes.
+    """Return any Python object as a header and bytes, to be sent to other ranks.
 
     Raises:
         Exception: whatever pickling raises for an object that cannot be pickled.
@@ -140,9 +140,9 @@ def _encode_array(obj: Any, library: int) -> EncodedObject | None:
 
 
 def _encode_nested(rest: Any, arrays: Sequence[Any]) -> EncodedObject | None:
-    """Return an object without its arrays, and these arrays, as a header and bytes.
+    """Return a container and the arrays that were taken out of it as one header and bytes.
 
-    Return None if there are no arrays, or one must be pickled.
+    The result is None if there are no arrays, or one must be pickled. `rest` is the container without the arrays.
     """
     encoded = [_encode_array(array, find_library(array) or 0) for array in arrays]
     if not encoded or any(array is None for array in encoded) or len(encoded) >= 2**15:
@@ -163,10 +163,11 @@ def _encode_nested(rest: Any, arrays: Sequence[Any]) -> EncodedObject | None:
 
 
 def decode(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool = True) -> Any:
-    """Return the object of a header and its bytes.
+    """Return the object that a header describes.
 
     Args:
-        memory: a buffer with the object's bytes at `offset`.
+        header: the header.
+        memory: a buffer with the object's bytes, from byte `offset` on.
         copy: whether arrays must not share `memory`.
     """
     if header.kind == FLOAT:
@@ -191,7 +192,10 @@ def decode(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool = T
 
 
 def make_array(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool) -> Any:
-    """Return the NumPy array of a header on `memory`, or a copy of it."""
+    """Return the NumPy array that a header describes; its elements are in `memory`, from byte `offset` on.
+
+    It shares the memory unless `copy` is set.
+    """
     order: Any = "F" if header.order else "C"
     array: Any = np.ndarray(header.shape, header.dtype, memory, offset, order=order)
     return array.copy(order) if copy else array

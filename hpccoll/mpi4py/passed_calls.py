@@ -35,12 +35,15 @@ def pass_later_calls(
     comm: BufferCollectives, operation: Operation, arrays: tuple[Any, Any], message: Message | None, op: str = SUM,
     root: int = 0,
 ) -> None:  # fmt: skip
-    """Let the table of a communicator pass later calls of a kind to the MPI library if it carries out all of them.
+    """Let native code call the MPI library for later calls like this one, if it was selected for all of them. Local.
 
     Args:
+        comm: the communicator.
+        operation: the collective.
         arrays: input and output of this call; the output is None if the input is also the output, or there is none,
             and the input is None on ranks that have none.
-        message: the buffer whose type and size have selected the MPI library.
+        message: the buffer by whose type and size the MPI library was selected; None if mpi4py refuses the buffer.
+        op: the name of the reduction.
     """
     state, (x, out) = comm._find_state(), arrays
     if message is None or not message.count or state is None or state.communicator is None:
@@ -65,9 +68,15 @@ def pass_later_calls(
 def make_passed_call(
     comm: BufferCollectives, communicator: Communicator, call: CollectiveCall, op: MPI.Op
 ) -> MpiCall | None:
-    """Return a native call of MPI's function on the user's communicator; None if mpi4py must make the call.
+    """Return native code that calls MPI's function for a collective of the user; None with HPCCOLL_TIMEOUT.
 
-    Ranks do not compare their calls, and errors are mpi4py's. `op` takes the place of the reduction of `call`.
+    The ranks do not compare their calls, and errors are mpi4py's.
+
+    Args:
+        comm: the user's communicator, over which MPI runs the collective.
+        communicator: its hpccoll communicator.
+        call: the arguments of the collective.
+        op: the reduction, in place of that of `call`.
     """
     if read_timeout() is not None:  # `watched_calls.py` records the calls
         return None
@@ -81,5 +90,5 @@ def make_passed_call(
 
 
 def _raise_mpi_exception(_: str, code: int) -> NoReturn:
-    """Raise mpi4py's exception for an error code of MPI."""
+    """Raise mpi4py's exception for MPI's error code `code`; the first argument is ignored."""
     raise MPI.Exception(code)

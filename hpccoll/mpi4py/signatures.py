@@ -1,8 +1,8 @@
 """Finds the element type of MPI datatypes, which is equal on all ranks of a legal call.
 
 MPI lets the ranks of a collective pass different datatypes if their type signatures (the sequence of basic types) are
-equal: a column of a matrix on one rank may be received as a row on another. Whatever decides how a call is carried out
-must therefore be computed from the signature.
+equal: a column of a matrix on one rank may be received as a row on another. The choice between hpccoll and the MPI
+library must therefore be computed from the signature.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ALIASES: Final = {  # the names of MPI's basic types, by the element type that 
 
 
 def list_element_types() -> list[np.dtype[Any]]:
-    """Return the element types that NumPy and hpccoll have in common with MPI's basic types."""
+    """Return the NumPy dtypes that hpccoll can reduce and that MPI has as basic datatypes."""
     return [np.dtype(name) for name in _ALIASES]
 
 
 @cache
 def list_basic_types() -> dict[int, np.dtype[Any]]:
-    """Return the NumPy dtype of each of MPI's basic types that hpccoll can reduce, by the type's handle."""
+    """Return the NumPy dtypes that hpccoll can reduce, by the handle of MPI's basic datatype, such as MPI.DOUBLE's."""
     found = {}
     for name, aliases in _ALIASES.items():
         for alias in aliases.split():
@@ -49,7 +49,9 @@ def list_basic_types() -> dict[int, np.dtype[Any]]:
 
 
 def find_element_type(datatype: MPI.Datatype) -> np.dtype[Any]:
-    """Return the element type that all ranks find for a datatype: that of its only basic type, else `BYTES`.
+    """Return the NumPy dtype of an MPI datatype's elements: of its only basic type, or `BYTES` if it mixes several.
+
+    All ranks of a legal call get the same result, even if they pass different datatypes.
 
     Cost: about 10 us for a derived type, because MPI does not know its signature.
     """
@@ -61,7 +63,7 @@ def find_element_type(datatype: MPI.Datatype) -> np.dtype[Any]:
 
 
 def _list_element_types(datatype: MPI.Datatype) -> set[np.dtype[Any]]:
-    """Return the element types of all basic types in a datatype; `BYTES` for those without one."""
+    """Return the NumPy dtypes of all basic types in an MPI datatype; `BYTES` for types that hpccoll cannot reduce."""
     if datatype.is_predefined:
         return {list_basic_types().get(datatype.handle, BYTES)}
     integers, _, counts, parts = datatype.Get_contents()

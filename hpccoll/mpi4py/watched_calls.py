@@ -21,13 +21,16 @@ COLLECTIVES: Final = frozenset(_STEMS.split())  # in lower case
 
 
 def find_method(name: str) -> Callable[..., Any]:
-    """Return mpi4py's method of intracommunicators with a name, which is recorded with HPCCOLL_TIMEOUT."""
+    """Return mpi4py's own method `name` of MPI.Intracomm; with HPCCOLL_TIMEOUT, its calls are recorded."""
     method: Callable[..., Any] = getattr(MPI.Intracomm, name)
     return method if read_timeout() is None else _watch(name, method)
 
 
 def watch_inherited_methods(classes: Iterable[type]) -> None:
-    """With HPCCOLL_TIMEOUT, record the blocking collectives that communicator classes inherit from mpi4py."""
+    """Let calls of the blocking collectives that communicator classes inherit from mpi4py be recorded.
+
+    Without HPCCOLL_TIMEOUT, it does nothing.
+    """
     if read_timeout() is None:
         return
     for cls in classes:
@@ -39,10 +42,11 @@ def watch_inherited_methods(classes: Iterable[type]) -> None:
 
 
 def _watch(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that records a collective of the MPI library, and calls `method`."""
+    """Return a method that calls `method`, mpi4py's collective `name`, and records the call in the flight recorder."""
 
     @wraps(method)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the method, recorded by the hpccoll communicator, which the first such call makes. Collective."""
         state = None if self == MPI.COMM_NULL else find_acceleration(self)
         if state is not None and state.communicator is None and not state.is_refused:
             state.open()

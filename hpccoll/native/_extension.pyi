@@ -11,7 +11,7 @@ REMOTE_TILE_BYTES: Final[int]
 SOURCE_DIGEST: Final[str]
 
 class Reducer:
-    """A function of two arrays: out = left op right.
+    """A reduction of two arrays, out = left op right, which is called with their addresses and their bytes.
 
     Args:
         function: a ufunc of NumPy; for half types the number of a function; or a function of the user, which takes
@@ -32,26 +32,33 @@ class Reducer:
         number: bytes | None = None,
         copies_single: bool = False,
     ) -> Self: ...
-    def __call__(self, left: int, right: int, out: int, nbytes: int) -> None: ...
+    def __call__(self, left: int, right: int, out: int, nbytes: int) -> None:
+        """Reduce the `nbytes` bytes at the addresses `left` and `right` into the memory at `out`."""
 
 class MemoryTable:
-    """The addresses of a program's memories by number, and the ids of other processes that own them (0: this one).
+    """The memories that a program accesses by number: input, output, scratch and shared memory of the node's ranks.
 
-    `processes` is empty if this process owns all memories or has mapped them. `keep` is kept alive.
+    Args:
+        addresses: the address of each memory.
+        processes: the id of the process that owns each memory, 0 for this process; empty if all memories can be
+            accessed at addresses of this process.
+        keep: an object that is kept alive as long as the table, such as the owner of the memories.
     """
 
     def __new__(cls, addresses: list[int], processes: list[int], keep: object) -> Self: ...
 
 class Program:
-    """The checked instructions of one rank.
+    """The checked instructions (copies, reductions, messages, fences) by which one rank carries out a collective.
 
     Args:
         instructions: shape (instructions, 8); `Instruction` in interpreter.h has the columns.
         limits: the size of each memory.
-        reducer: the reduction of REDUCE.
-        divider: the division of DIVIDE.
-        tile_bytes: the size of a tile of reductions.
-        bounce_offset: where the buffer for memory of other processes is in SCRATCH; negative if there is none.
+        reducer: the reduction that instructions REDUCE compute; None if there are none.
+        divider: the division that instructions DIVIDE compute, for averages; None if there are none.
+        tile_bytes: the size of the tiles by which reductions are computed, a multiple of the element size.
+        bounce_offset: where the scratch memory has the buffer for memory of other processes; negative if there is none.
+        requests: the number of MPI requests that the messages need; 0 without messages.
+        ranks: the number of ranks that exchange the messages; 0 without messages.
 
     Raises:
         ValueError: an instruction accesses bytes outside of its memories, or is wrong in another way.
@@ -68,9 +75,17 @@ class Program:
         requests: int = 0,
         ranks: int = 0,
     ) -> Self: ...
-    def __len__(self) -> int: ...
-    def execute(self, memories: MemoryTable, source: int, result: int, at: int, /) -> int: ...
-    def run(self, barrier: NodeBarrier, memories: MemoryTable, source: int, result: int, at: int, /) -> None: ...
+    def __len__(self) -> int:
+        """Return the number of instructions."""
+
+    def execute(self, memories: MemoryTable, source: int, result: int, at: int, /) -> int:
+        """Execute from instruction `at` to the next fence, and return the fence's number, or at the end the length.
+
+        `source` and `result` are the addresses of input and output.
+        """
+
+    def run(self, barrier: NodeBarrier, memories: MemoryTable, source: int, result: int, at: int, /) -> None:
+        """Execute from instruction `at` to the end; wait in `barrier` for the node's ranks at each fence."""
 
 class ArrivalCounter:
     """One rank's handle of counters in shared memory: each rank of a node counts its arrivals in a line.
@@ -82,12 +97,19 @@ class ArrivalCounter:
 
     def __init__(self, lines: NDArray[np.uint64], row: int) -> None: ...
     @property
-    def count(self) -> int: ...
-    def arrive(self) -> None: ...
-    def all_arrived(self) -> bool: ...
+    def count(self) -> int:
+        """The number of this rank's arrivals."""
+
+    def arrive(self) -> None:
+        """Count this rank's arrival without waiting; ranks that see it also see what this rank has stored before."""
+
+    def all_arrived(self) -> bool:
+        """Whether every rank of the node has arrived at least as often as this rank."""
 
 class NodeBarrier(ArrivalCounter):
-    """A barrier of the ranks of one node in shared memory; `arrive` begins a fence that `all_arrived` ends.
+    """A barrier of the ranks of one node in shared memory, in which the ranks also compare the calls that they make.
+
+    A fence of the barrier is one wait of all ranks for each other: `fence`, or `arrive` and then `all_arrived`.
 
     Args:
         lines, row: see `ArrivalCounter`.
@@ -96,7 +118,7 @@ class NodeBarrier(ArrivalCounter):
         in_flight, transfers: dicts that are not empty while there are operations in flight.
     """
 
-    next_slot: int
+    next_slot: int  # the slot, 0 or 1, with which the next staged collective begins
     def __init__(
         self,
         lines: NDArray[np.uint64],
@@ -107,19 +129,43 @@ class NodeBarrier(ArrivalCounter):
         transfers: dict[Any, None],
     ) -> None: ...
     @property
-    def parity(self) -> int: ...
-    def fence(self) -> None: ...
-    def enter(self, entry: int, source: int = 0, result: int = 0, /) -> bool | None: ...
-    def post(self, entry: int, source: int = 0, result: int = 0, /) -> None: ...
-    def compare(self) -> bool | None: ...
-    def locations(self) -> tuple[int, ...]: ...
-    def retract(self) -> None: ...
-    def free(self) -> None: ...
+    def parity(self) -> int:
+        """The number of the next fence modulo 2."""
+
+    def fence(self) -> None:
+        """Block until all ranks of the node have called `fence`; then this rank sees what they stored before."""
+
+    def enter(self, entry: int, source: int = 0, result: int = 0, /) -> bool | None:
+        """Publish this rank's call, wait until all ranks of the node have done so, and return `compare()`.
+
+        `entry` is the fingerprint of the call; `source` and `result` are the locations of input and output.
+        """
+
+    def post(self, entry: int, source: int = 0, result: int = 0, /) -> None:
+        """Publish this rank's call without blocking; the arguments are those of `enter`."""
+
+    def compare(self) -> bool | None:
+        """Whether all ranks can access each other's buffers in place; None if their calls differ."""
+
+    def locations(self) -> tuple[int, ...]:
+        """Return the published locations of the other ranks' inputs and outputs, two per rank."""
+
+    def retract(self) -> None:
+        """Let no other rank pass a fence any more."""
+
+    def free(self) -> None:
+        """Release the barrier's shared memory."""
 
 class EntryRing:
-    """Takes the entries of a flight recorder in turn; places are those of hpccoll/runtime/recorder/layout.py.
+    """The ring of entries in a flight recorder's file, in the format of hpccoll/runtime/recorder/layout.py.
 
-    A call returns the serial number of the entry, and its place in bytes and in words.
+    Args:
+        memory: the writable memory of the whole file.
+        begin: where the ring begins in `memory`, in words of 8 bytes.
+        entries: the number of entries that the ring has room for.
+        started_word, ended_word, failed_word: the words of an entry that have the times of start and end, and whether
+            the call failed.
+        round_word: the word of `memory` that has the round of the collective that is running.
     """
 
     def __new__(
@@ -132,7 +178,8 @@ class EntryRing:
         failed_word: int,
         round_word: int,
     ) -> Self: ...
-    def __call__(self) -> tuple[int, int, int]: ...
+    def __call__(self) -> tuple[int, int, int]:
+        """Take the next entry; return its serial number, and where it is in the memory in bytes and in words."""
 
 class CallCounter:
     """The calls of a rank on a communicator.
@@ -149,19 +196,20 @@ class CallCounter:
     kill_at: int
 
 class HostCall:
-    """A collective of one kind in host memory; a call with the addresses of input and output blocks to its end."""
+    """A collective with fixed operation, element type and sizes on arrays in host memory."""
 
-    def __call__(self, source: int, result: int, /) -> None: ...
+    def __call__(self, source: int, result: int, /) -> None:
+        """Carry out the collective on the input at `source` and the output at `result`; block until it is done."""
 
 class StagedCall(HostCall):
-    """A collective of one kind on one node, through the slots.
+    """A collective of the ranks of one node that copies input and output through the slots (shared memory).
 
     Args:
         tables: the memories of runs that begin with slot 0 and with slot 1.
         segments: the number of segments, which use the slots in turn.
-        in_entry: whether the payload is in the entries of the barrier instead of the slots.
-        fingerprint: identifies the call and its arguments.
-        calls, ring, name, description: what the flight recorder notes.
+        in_entry: whether the data are so small that the ranks publish them with their calls instead of in the slots.
+        fingerprint: a number by which ranks notice that they call different collectives.
+        calls, ring, name, description: the counter of calls, and what the flight recorder notes of a call.
         raise_mismatch: raises the error if ranks called different collectives.
     """
 
@@ -183,7 +231,9 @@ class StagedCall(HostCall):
 class SharedBuffers:
     """The memory of this process that other ranks can address, by address: symmetric buffers, and memory in files."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return the number of buffers."""
+
     def add(self, address: int, nbytes: int, location: int, owner: object, bases: list[int], buffer: object, /) -> None:
         """Add a buffer.
 
@@ -219,10 +269,12 @@ class Peers:
     ) -> Self: ...
 
 class DirectCall(HostCall):
-    """A collective of one kind on one node, in which ranks access each other's buffers in place.
+    """A collective of the ranks of one node, in which ranks access each other's buffers without a copy to slots.
 
     Args:
-        table: the memories; the last ones are those of `peers`, which each run sets.
+        table: the memories of the program; the last ones are the other ranks' buffers, which each run sets.
+        peers: finds the other ranks' buffers.
+        fingerprint: see `StagedCall`.
         shared, owner: where the locations of input and output are found, and the symmetric buffers of the communicator.
         make_staged: returns the staged call that runs if some rank's buffers do not permit access in place.
         calls, ring, name, description: what the flight recorder notes.
@@ -247,25 +299,39 @@ class DirectCall(HostCall):
     ) -> Self: ...
 
 class QueuedRun:
-    """A run in flight in a queue of runs, of which each begins when the previous one is done."""
+    """An asynchronous collective that has been called; it begins when the previous one in its queue is done."""
 
     @property
-    def has_begun(self) -> bool: ...
-    def advance(self) -> bool: ...
-    def wait(self) -> bool: ...
-    def is_settled(self) -> bool: ...
-    def finish(self) -> None: ...
-    def abandon(self) -> None: ...
+    def has_begun(self) -> bool:
+        """Whether the previous collectives of the queue are done."""
+
+    def advance(self) -> bool:
+        """Advance the collective without blocking, and return whether it is done.
+
+        From the first call on, the progress thread advances it, too.
+        """
+
+    def wait(self) -> bool:
+        """Block until the collective is done; the progress thread does not advance it meanwhile."""
+
+    def is_settled(self) -> bool:
+        """Whether other ranks no longer read this rank's memory for the collective; lets MPI advance."""
+
+    def finish(self) -> None:
+        """Let the next collective of the queue begin after this one has failed."""
+
+    def abandon(self) -> None:
+        """Take the collective from the progress thread."""
 
 class NodeRun(QueuedRun):
-    """A run in flight of a plan on one node, which the progress thread advances, too.
+    """An asynchronous collective of the ranks of one node, which the progress thread advances, too.
 
     Args:
         staged: the staged call; None if the slots have no room for the plan.
         direct: the direct call; None if this rank's buffers do not permit access in place.
         source, result: the addresses of input and output.
-        previous: the run that must be done before this one begins.
-        before: a function to call before the run begins.
+        previous: the collective that must be done before this one begins; None if there is none.
+        before: called before the collective begins; None if there is nothing to do.
         keep: an object that is kept alive until the run is done.
     """
 
@@ -281,17 +347,24 @@ class NodeRun(QueuedRun):
     ) -> Self: ...
 
 class Segments:
-    """The programs of the segments of a two-level collective, and the memories of each slot."""
+    """The programs of the segments into which a two-level collective splits its data.
+
+    Args:
+        programs: the program of each segment.
+        tables: the memories of the programs, one table per slot; segments use the slots in turn.
+    """
 
     def __new__(cls, programs: tuple[Program, ...], tables: tuple[MemoryTable, ...]) -> Self: ...
 
 class PipelineCall:
-    """A two-level collective of one kind.
+    """A collective over several nodes that works on each node in shared memory and between nodes by MPI messages.
 
     Args:
+        library: the functions of the MPI library.
         comm, first_tag: the handle of the communicator, and the tag of the first slot's messages; the others follow.
-        barrier: where the node's ranks enter.
-        slots: the counters of the slots.
+        barrier: where the node's ranks compare their calls.
+        slots: for each slot, the counter by which the node's ranks wait for each other.
+        fingerprint: see `StagedCall`.
         shared, owner: see `DirectCall`.
         peers, direct: the other ranks' buffers, and the segments that access them in place; None if this rank's buffers
             do not permit that.
@@ -318,10 +391,12 @@ class PipelineCall:
     ) -> Self: ...
 
 class PipelineRun(QueuedRun):
-    """A run in flight of a two-level collective, which the progress thread advances, too; see `NodeRun`.
+    """An asynchronous two-level collective, which the progress thread advances, too.
 
     Args:
+        call: the collective.
         staged: the segments through the slots; they run if a rank's buffers do not permit access in place.
+        source, result, previous, before, keep: see `NodeRun`.
     """
 
     def __new__(
@@ -336,9 +411,10 @@ class PipelineRun(QueuedRun):
     ) -> Self: ...
 
 class CallTable:
-    """Finds what carries out a call by its kind; the arrays are NumPy arrays or torch tensors.
+    """Finds the prepared collective for a call of the user, by operation, shapes, types and the other arguments.
 
-    The arguments of a call are operation, x, out, op, root, algorithm and counts.
+    The arrays of calls are NumPy arrays or torch tensors. Calls are of the same kind if one prepared collective can
+    carry them out.
 
     Args:
         array_type: numpy.ndarray.
@@ -349,7 +425,9 @@ class CallTable:
     def __new__(
         cls, array_type: type[Any], in_flight: dict[Any, None], shared: SharedBuffers, owner: object
     ) -> Self: ...
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return the number of kinds of calls."""
+
     def run(
         self, operation: object, x: object, out: object, op: object, root: object, algorithm: object, counts: object, /
     ) -> Any:
@@ -388,9 +466,10 @@ class CallTable:
         """
 
     def accept_tensors(self, tensor_type: type[Any], strided: object, /) -> None:
-        """Accept tensors of a type, and with a layout, from now on."""
+        """Accept torch tensors of type `tensor_type` with the layout `strided` (torch.strided) from now on."""
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """Forget all kinds of calls."""
 
 class MpiFunctions:
     """The functions of the MPI library, which native code calls by their addresses.
@@ -419,7 +498,9 @@ class MpiFunctions:
         is_threaded: bool,
         raise_error: Callable[[str, int], object],
     ) -> Self: ...
-    def poll(self) -> None: ...
+    def poll(self) -> None:
+        """Let MPI advance all communication of this process."""
+
     def hand_over(self) -> None:
         """Let Python wait for all messages in flight that messengers have started."""
 
@@ -564,17 +645,24 @@ class Messenger:
 class StartedMessage:
     """A message in flight, which `Messenger.start` has begun."""
 
-    done: bool  # read-only
+    done: bool  # read-only: whether a wait or test has found that the message is complete or has failed
 
     @property
-    def source(self) -> int | None: ...
+    def source(self) -> int | None:
+        """The rank that sent a message which has been received; else None."""
+
     @property
-    def awaited(self) -> Any: ...
-    def wait(self, timeout: float | None = None) -> Any: ...
-    def test(self) -> bool: ...
+    def awaited(self) -> Any:
+        """A context manager for a wait for the message; None if the message is done."""
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until the message is complete; return the received array, or None for a send."""
+
+    def test(self) -> bool:
+        """Let MPI advance, and return whether the message is complete."""
 
 class MessageCall(HostCall):
-    """A collective of messages of one kind.
+    """A collective with fixed operation, element type and sizes that consists of MPI messages between ranks.
 
     Args:
         program: a program with messages.
@@ -600,20 +688,39 @@ class MessageCall(HostCall):
         in_flight: dict[Any, None],
         transfers: dict[Any, None],
     ) -> Self: ...
-    def start(self, source: int, result: int, tag: int, keep: object, /) -> MessageRun: ...
+    def start(self, source: int, result: int, tag: int, keep: object, /) -> MessageRun:
+        """Return an asynchronous collective on the input at `source` and the output at `result`.
+
+        Its messages have the tag `tag`. `keep` is kept alive until it is done.
+        """
 
 class MessageRun:
-    """A run of a collective of messages in flight, which the progress thread advances, too."""
+    """An asynchronous collective of MPI messages, which the progress thread advances, too."""
 
-    def advance(self) -> bool: ...
-    def abandon(self) -> None: ...
-    def is_settled(self) -> bool: ...
+    def advance(self) -> bool:
+        """Advance the collective without blocking, and return whether it is done."""
 
-def configure_progress(library: MpiFunctions, cores_per_rank: float, /) -> None: ...
-def set_polling(polls: bool, /) -> None: ...
-def stop_progress() -> None: ...
-def hold_progress() -> None: ...
-def release_progress() -> None: ...
+    def abandon(self) -> None:
+        """Take the collective from the progress thread."""
+
+    def is_settled(self) -> bool:
+        """Let MPI advance, and return whether MPI no longer reads the memory of messages that were begun to be sent."""
+
+def configure_progress(library: MpiFunctions, cores_per_rank: float, /) -> None:
+    """Set which MPI functions the progress thread calls, and how long it pauses, given the cores per rank."""
+
+def set_polling(polls: bool, /) -> None:
+    """Set whether the progress thread lets MPI advance while no collective is in flight."""
+
+def stop_progress() -> None:
+    """End the progress thread until the next operation in flight."""
+
+def hold_progress() -> None:
+    """Let the progress thread call nothing until `release_progress`."""
+
+def release_progress() -> None:
+    """Let the progress thread go on after `hold_progress`."""
+
 def exit_after(seconds: float, status: int, /) -> None:
     """End the process with `status` after `seconds`, even if a thread holds the GIL; only the first call counts."""
 
@@ -639,12 +746,16 @@ class CallTrace:
         period_ns, every: only the first of every `every` periods is recorded.
     """
 
-    pickled_bytes: int
-    is_active: bool
+    pickled_bytes: int  # bytes of the pickled objects of the current call
+    is_active: bool  # whether calls are recorded
     @property
-    def last_end_ns(self) -> int: ...
+    def last_end_ns(self) -> int:
+        """The time at which the previous call ended, in nanoseconds of the monotonic clock."""
+
     @property
-    def last_site_id(self) -> int: ...
+    def last_site_id(self) -> int:
+        """The id of the place in the program that made the previous call."""
+
     def __new__(
         cls,
         memory: object,
@@ -670,9 +781,14 @@ class CallTrace:
         site: int,
         flags: int,
         /,
-    ) -> None: ...
-    def find_comm(self, comm: object, /) -> int: ...
-    def forget(self, comm: object, /) -> None: ...
+    ) -> None:
+        """Write the entry of a call that Python code has timed; hpccoll/profile/layout.py describes the fields."""
+
+    def find_comm(self, comm: object, /) -> int:
+        """Return the id of a communicator."""
+
+    def forget(self, comm: object, /) -> None:
+        """Forget a communicator that will be freed."""
 
 class TracedCall:
     """A function that writes an entry of a trace when it is called; hpccoll/profile/traced_methods.py makes them.

@@ -23,7 +23,9 @@ STANDARD = "-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread"
 
 
 def find_compiler(cc: str | None = None) -> list[str]:
-    """Return the command of a C compiler: `cc` or $CC, one of the usual names, or that of the wheel `ziglang`.
+    """Return the command of a C compiler as a list of words.
+
+    The compiler is `cc`, a command line, if it is given; else $CC, cc, gcc, clang, or the wheel `ziglang`.
 
     Raises:
         RuntimeError: there is no compiler; the message says what to install.
@@ -44,7 +46,7 @@ def find_compiler(cc: str | None = None) -> list[str]:
 
 
 def list_sources() -> list[Path]:
-    """Return the C files of the extension in a fixed order; none in an installed wheel."""
+    """Return the paths of the extension's C files, sorted; an installed wheel has none."""
     return sorted(FOLDER.glob("*.c"))
 
 
@@ -60,12 +62,12 @@ def compile_extension(output: Path | None = None, cc: str | None = None, options
     """Compile the extension and return its path.
 
     Args:
-        output: the path of the extension; None means its place in the package.
-        cc: the command of the compiler; None means `find_compiler`.
+        output: the path to write the extension to; None means this package's folder.
+        cc: the command of the compiler; None means the one that `find_compiler` finds.
         options: further options of the compiler.
 
     Raises:
-        RuntimeError: there is no compiler, or it fails; the message contains its output.
+        RuntimeError: there is no compiler, or the compiler fails; the message contains the compiler's output.
     """
     import numpy as np
 
@@ -77,7 +79,7 @@ def compile_extension(output: Path | None = None, cc: str | None = None, options
     run = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True, check=False)
     if run.returncode:
         raise RuntimeError(f"{shlex.join(command[:3])} ... failed with status {run.returncode}:\n{run.stderr}")
-    built.replace(path)  # at once: another process may load the extension meanwhile
+    built.replace(path)  # in one step, because another process may load the extension at the same time
     return path
 
 

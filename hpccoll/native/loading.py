@@ -12,7 +12,10 @@ COMPILE_COMMAND: Final = f"python {_FOLDER}/compiler.py"
 
 
 def require_extension() -> None:
-    """Raise ImportError unless the extension was compiled, from the C files as they are now if there are any."""
+    """Raise ImportError if the compiled extension is missing, or older than the C files of a source tree.
+
+    The error message has the command that compiles the extension.
+    """
     try:
         compiled_ns = os.stat(EXTENSION_PATH).st_mtime_ns  # noqa: PTH116
     except FileNotFoundError:
@@ -27,7 +30,10 @@ def require_extension() -> None:
 
 
 def _is_of_sources() -> bool:
-    """Whether the extension contains the digest of the C files; it is read as a file, because it must not be loaded."""
+    """Whether the compiled extension was made from the present C files, by the digest of sources that it contains.
+
+    The extension is read as a file, because an outdated extension must not be loaded.
+    """
     from hpccoll.native.compiler import digest_sources
 
     with open(EXTENSION_PATH, "rb") as file:  # noqa: PTH123

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class ActivityKind(StrEnum):
-    """The kind of an activity; the value is its category in a trace."""
+    """The kind of a rank's activity in a training step; the value is its category in a trace."""
 
     STEP = "step"
     PASS = "pass"  # noqa: S105 - a pass through the layers of a stage, not a password
@@ -21,7 +21,10 @@ class ActivityKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """An activity of a rank, in seconds of a clock."""
+    """A pass, communication or wait of a rank, with its begin and end in seconds of a clock.
+
+    `collective` names the collective operation, equal on all of its ranks; it is empty for other activities.
+    """
 
     kind: ActivityKind
     name: str
@@ -41,14 +44,22 @@ class ActivityLog:
     def add(
         self, kind: ActivityKind, name: str, begin_s: float, collective: str = "", *, in_background: bool = False
     ) -> None:
-        """Record an activity that ends now."""
+        """Record an activity that began at `begin_s` (seconds of `time.perf_counter`) and ends now.
+
+        Args:
+            kind: the kind of the activity.
+            name: the name of the activity in a profile.
+            begin_s: when it began.
+            collective: the name of the collective operation, equal on all of its ranks; empty for other activities.
+            in_background: whether the rank may have computed meanwhile.
+        """
         if self.is_enabled:
             end_s = time.perf_counter()
             self.activities.append(Activity(kind, name, begin_s, end_s, collective, in_background))
 
     @contextmanager
     def measure(self, kind: ActivityKind, name: str) -> Iterator[None]:
-        """Context manager that records its body as an activity, also if the body fails."""
+        """Context manager that records its body as an activity, even if the body raises an exception."""
         begin_s = time.perf_counter()
         try:
             yield

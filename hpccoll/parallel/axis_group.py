@@ -60,15 +60,16 @@ class CommunicationTimer:
 
 
 class AxisGroup:
-    """A group of the ranks along axes of a mesh. In a group of one rank, calls return without communicating.
+    """A group of ranks along one or several axes of a mesh, with collectives among them.
 
-    The constructor is collective over `ranks`, the ranks of `comm` in the group, and creates their communicator.
-    `axis` is the name of the axis, or of several axes, in a profile.
+    In a group of one rank, calls return without communicating. The constructor is collective over `ranks`, the ranks of
+    `comm` in the group, and creates their communicator. `axis` is the name of the axis, or of several axes, in a
+    profile.
 
-    `sent_bytes` counts bytes since the last reset, by the name of the operation. It is computed, not measured: for a
-    collective over n ranks, it is the least that a rank can send. In an all_reduce, this is 2 (n-1)/n of the message,
-    in an all_to_all the rows for other ranks, and in other collectives (n-1)/n of the whole message. Collectives within
-    a node count the same, although they copy memory instead of sending.
+    `sent_bytes` counts bytes since the last reset, by the name of the operation. `sent_bytes` is computed, not
+    measured: for a collective over n ranks, it is the least that a rank can send. In an all_reduce, this is 2 (n-1)/n
+    of the message, in an all_to_all the rows for other ranks, and in other collectives (n-1)/n of the whole message.
+    Collectives within a node count the same, although they copy memory instead of sending.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class AxisGroup:
         self._is_one_node, self.needs_thread = self.nodes == 1, _needs_thread(self.nodes)
 
     def reset_counts(self) -> None:
-        """Set `exposed_seconds` and `sent_bytes` to zero."""
+        """Set the group's `exposed_seconds` (time spent in calls) and `sent_bytes` to zero."""
         self.exposed_seconds = 0.0
         self.sent_bytes.clear()
 
@@ -103,18 +104,20 @@ class AxisGroup:
         return self._group.torch_empty(count, like.dtype)
 
     def all_reduce(self, x: Any, op: str = "sum") -> Any:
-        """Reduce `x` over the group in place and return it; blocking, collective over the group."""
+        """Reduce `x` over the group in place by `op`, such as `sum` or `max`, and return it; blocking, collective."""
         if self._group is not None:
             with self._timed("all_reduce", self._count_collective("all_reduce", x.nbytes)):
                 self._group.all_reduce(x, op)
         return x
 
     def start_all_reduce(self, x: Any) -> Work[Any]:
-        """Start summing `x` over the group in place, without blocking; collective over the group."""
+        """Start summing `x` over the group in place, without blocking; `finish` waits. Collective over the group."""
         return self._start("all_reduce", x.nbytes, lambda group: group.all_reduce(x, async_op=True))
 
     def start_all_gather(self, x: Any, out: Any) -> Work[Any]:
-        """Start gathering every rank's `x` (n) into `out` (ranks n), without blocking; collective over the group.
+        """Start gathering every rank's `x` (m elements) into `out` (ranks m), without blocking.
+
+        Collective over the group.
 
         Within a node, `x` should be a buffer of `empty`, and `x` may be this rank's part of `out`.
         """
@@ -124,9 +127,10 @@ class AxisGroup:
         )
 
     def start_reduce_scatter(self, x: Any, out: Any) -> Work[Any]:
-        """Start summing this rank's part of every rank's `x` (ranks n) into `out` (n), without blocking; collective.
+        """Start summing this rank's part of every rank's `x` (ranks m elements) into `out` (m), without blocking.
 
-        Within a node, `x` should be a buffer of `empty`, and `out` may be this rank's part of `x`.
+        Collective over the group. Within a node, `x` should be a buffer of `empty`, and `out` may be this rank's part
+        of `x`.
         """
         algorithm = self._get_node_algorithm(x)
         return self._start(
@@ -136,11 +140,14 @@ class AxisGroup:
         )
 
     def _get_node_algorithm(self, x: Any) -> str:
-        """Return the algorithm: `shared` if the ranks are on one node and can read each other's `x` in place."""
+        """Return the algorithm `shared` if the ranks are on one node and can read each other's `x` in place."""
         return "shared" if x.is_cpu and self._is_one_node else "auto"
 
     def _start(self, operation: str, nbytes: int, call: Callable[[Communicator], Work[Any]]) -> Work[Any]:
-        """Start a collective of a message of `nbytes` without blocking; collective over the group."""
+        """Start a collective without blocking by `call`, and record it as in flight; collective over the group.
+
+        `nbytes` is the size of the message in bytes, and `operation` the name of the collective.
+        """
         assert self._group is not None  # noqa: S101 - a group of one rank has nothing to communicate
         begin, collective = time.perf_counter(), self._count_collective(operation, nbytes)
         with self._timed(f"start {operation}"):
@@ -152,10 +159,10 @@ class AxisGroup:
             return work
 
     def advance_started(self) -> None:
-        """Advance all started collectives of this group without blocking, in any thread."""
+        """Let all started collectives of this group make progress, without blocking; any thread may call this."""
         with self.timer.lock:
             for work in [work for work, *_ in self._started.values()]:
-                if not work.test():  # `test` advances all operations of the process
+                if not work.test():  # `test` lets all operations of the process make progress
                     return
                 self._end(work)
 
@@ -163,14 +170,15 @@ class AxisGroup:
         """Block until a started collective is complete; raise its error if it failed."""
         started = self._started.get(id(work))  # another thread may complete and remove it
         with self._timed(f"wait for {started[1] if started else 'collective'}", kind=ActivityKind.WAIT):
-            was_done = work.done
             work.wait()
-            if not was_done:
-                self._end(work)
+            self._end(work)
 
     def _end(self, work: Work[Any]) -> None:
-        """Record that a started collective is complete."""
-        _, operation, collective, begin = self._started.pop(id(work))
+        """Record that the started collective `work` is complete, and stop counting its time."""
+        started = self._started.pop(id(work), None)
+        if started is None:  # another thread has recorded it
+            return
+        _, operation, collective, begin = started
         self.timer.end_operation()
         self.timer.log.add(
             ActivityKind.COMMUNICATION, f"{operation} {self.axis}", begin, collective, in_background=True
@@ -192,7 +200,10 @@ class AxisGroup:
             return self._group.reduce_scatter(x, counts=counts)
 
     def all_to_all(self, x: Any, counts: Sequence[int], out_counts: Sequence[int]) -> Any:
-        """Send `counts[rank]` rows of `x` to each rank; return the `out_counts[rank]` rows from each; blocking."""
+        """Send `counts[rank]` rows of `x` to each rank, and return the `out_counts[rank]` rows from each rank.
+
+        Blocking, collective over the group. The rows of `x` and of the result are in the order of the ranks.
+        """
         if self._group is None:
             return x
         nbytes = (len(x) - counts[self.index]) * x[:1].nbytes
@@ -200,7 +211,10 @@ class AxisGroup:
             return self._group.all_to_all(x, counts=counts, out_counts=out_counts)
 
     def start_send(self, x: Any, dest: int, tag: int) -> None:
-        """Start sending `x` to the rank at index `dest` of the axis; `x` must not change before `finish_sends`."""
+        """Start sending `x` to the rank at index `dest` of the axis, without blocking.
+
+        `tag` is the message's number, as in MPI. `x` must not change before `finish_sends`.
+        """
         if self._group is not None:
             self.sent_bytes["send"] += x.nbytes
             with self._timed("start send"):
@@ -209,13 +223,16 @@ class AxisGroup:
                 self._pending_sends.append(self._group.isend(x, dest, tag))
 
     def start_recv(self, x: Any, source: int, tag: int) -> Work[Any]:
-        """Start receiving a message from the rank at index `source` of the axis into `x`, without blocking."""
+        """Start receiving a message from the rank at index `source` of the axis into `x`; does not block.
+
+        Wait for it by `wait`. `tag` is the number that the sender gave the message, as in MPI.
+        """
         assert self._group is not None  # noqa: S101 - an axis of one rank has no other rank
         with self._timed("start receive"):
             return self._group.irecv(x, source, tag)
 
     def wait(self, work: Work[Any]) -> Any:
-        """Block until a receive has completed, and return the received array."""
+        """Block until the receive `work` of `start_recv` has completed, and return the received array."""
         with self._timed("wait for a message", kind=ActivityKind.WAIT):
             return work.wait()
 
@@ -236,7 +253,7 @@ class AxisGroup:
             self._group.close()
 
     def abandon(self) -> None:
-        """Let calls of other ranks of the group raise an error, because this rank makes no more calls; local."""
+        """Make later calls of other ranks of the group raise an error, because this rank makes no more calls; local."""
         if self._group is not None:
             self._group.leave_loop()
 
@@ -249,9 +266,10 @@ class AxisGroup:
     def _timed(
         self, name: str, collective: str = "", *, kind: ActivityKind = ActivityKind.COMMUNICATION
     ) -> Iterator[None]:
-        """Context manager that adds the time spent in its body to `exposed_seconds` and to the timer of all axes.
+        """Context manager that counts the time of its body as communication of this group and of all axes.
 
-        The body is logged as an activity of the given name.
+        The body is logged as an activity with the given name; `collective` names the collective operation, if it is
+        one.
         """
         self.timer.begin_operation()
         begin = time.perf_counter()
@@ -264,11 +282,17 @@ class AxisGroup:
         self.timer.log.add(kind, f"{name} {self.axis}", begin, collective)
 
     def _count_collective(self, operation: str, nbytes: int) -> str:
-        """Count a collective of a message of `nbytes`, and return its name, the same on all ranks of the group."""
+        """Add the bytes that a rank sends in a collective of a message of `nbytes` to the group's counts.
+
+        Returns a name of this call that is the same on all ranks of the group.
+        """
         return self._count_sent(operation, SENT_TIMES[operation] * (self.size - 1) / self.size * nbytes)
 
     def _count_sent(self, operation: str, nbytes: float) -> str:
-        """Count a collective in which this rank sends `nbytes`; return its name as in `_count_collective`."""
+        """Add `nbytes`, which this rank sends in a collective, to the group's counts.
+
+        Returns a name of this call that is the same on all ranks of the group.
+        """
         self.sent_bytes[operation] += nbytes
         self._collectives += 1
         return f"{self._name} #{self._collectives}"
@@ -286,7 +310,7 @@ def _needs_thread(nodes: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MeshGroups:
-    """This rank's groups: one along each axis of the mesh, and those that hold the same parameters.
+    """This rank's groups of ranks: one along each axis of the mesh, and several of ranks that hold equal parameters.
 
     `replicas` are the ranks that hold the same shards of all parameters but experts, and `expert_replicas` those that
     hold the same experts. `token_replicas` are the ranks of `replicas` and of tp, which all hold the same norms; with
@@ -313,6 +337,8 @@ class MeshGroups:
         """Create this rank's groups, with one communicator per set of ranks; collective over `comm`.
 
         Args:
+            comm: the communicator of all ranks of the mesh.
+            mesh: the number of ranks along each axis.
             tied: the ranks that share a tied weight with this rank, itself included; empty if there are none.
             sends_copies: whether ranks keep copies of each other's state.
         """
@@ -332,7 +358,7 @@ class MeshGroups:
 
     @property
     def log(self) -> ActivityLog:
-        """The log of this rank's activities along all axes."""
+        """The log of this rank's activities (passes, communication and waits) along all axes."""
         return self.dp.timer.log
 
     def reset_counts(self) -> None:
@@ -357,7 +383,10 @@ class MeshGroups:
             group.close()
 
     def abandon(self) -> None:
-        """Let calls of other ranks of the groups raise an error, because this rank makes no more calls; local."""
+        """Make later calls of other ranks of all groups raise an error, because this rank makes no more calls.
+
+        Local.
+        """
         for group in self.list_groups():
             group.abandon()
 
@@ -367,6 +396,6 @@ class MeshGroups:
             group.discard()
 
     def list_groups(self) -> list[AxisGroup]:
-        """Return all groups; a group that serves for several fields appears once."""
+        """Return all groups of this rank; a group that serves for several fields appears once."""
         groups = (getattr(self, field.name) for field in fields(self))
         return list(dict.fromkeys(group for group in groups if group is not None))

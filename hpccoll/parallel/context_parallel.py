@@ -8,20 +8,20 @@ this block onward and receives the next one. The passes are
     backward   p = exp(q k^T / sqrt(a) - l);   dv += p^T do;   ds = p (do v^T - sum(do o)) / sqrt(a)
                dq += ds k;   dk += ds^T q
 
-The blocks are sent as in the plan all_gather/ring, but a rank uses each block when it arrives, and keeps none.
-The gradients dk and dv of a block follow it around the ring, and each rank adds its own. These messages are the plan
-reduce_scatter/ring with ranks counted backwards, because that plan runs against the direction of all_gather/ring.
-`hpccoll verify` proves both plans. A rank sends 2 b t/n h (n-1) elements in a forward and twice as many in a backward
-pass.
+The blocks are sent as in the plan all_gather/ring, but a rank uses each block when it arrives, and keeps none. The
+gradients dk and dv of a block follow it around the ring, and each rank adds its own. The messages with gradients are
+those of the plan reduce_scatter/ring with ranks counted backwards, because the ring of that plan runs against the
+direction of all_gather/ring. `hpccoll verify` proves both plans. A rank sends 2 b t/n h (n-1) elements in a forward and
+twice as many in a backward pass.
 
 Causal attention needs about half of the scores, and early positions attend to few keys. For equal work, positions are
-cut into 2n parts, and rank r has the parts r and 2n-1-r (zigzag). With the block of a lower rank, all queries attend to
-its first half. With the block of a higher rank, the second half of the queries attends to all of it. With its own
-block, a rank computes all scores and masks half of them.
+cut into 2n parts, and rank r has the parts r and 2n-1-r (zigzag). All queries of a rank attend to the first half of a
+lower rank's block. The second half of the queries attends to all of a higher rank's block. For its own block, a rank
+computes all scores and masks half of them.
 
-Shapes: b samples, t positions, n ranks of cp, m heads on this rank, a features of a head; h = m a.
-Sources: Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context", arXiv
-2310.01889; Grattafiori et al., "The Llama 3 herd of models", arXiv 2407.21783, section 3.3.2 (the parts of a rank).
+Shapes: b samples, t positions, n ranks of cp, m heads on this rank, a features of a head; h = m a. Sources: Liu,
+Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context", arXiv 2310.01889;
+Grattafiori et al., "The Llama 3 herd of models", arXiv 2407.21783, section 3.3.2 (the parts of a rank).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ BLOCK_TAG, GRADIENT_TAG = 1, 2
 
 
 def take_own_positions(x: Any, dim: int, cp: AxisGroup) -> Any:
-    """Return the two parts of this rank among 2 n equal parts of the positions, along `dim` of `x`; local."""
+    """Return this rank's positions along `dim` of `x`: two of 2 n equal parts for n context-parallel ranks; local."""
     return take_positions(x, dim, cp.size, cp.index)
 
 
 def take_positions(x: Any, dim: int, size: int, index: int) -> Any:
-    """Return the positions of the rank at `index` among `size` ranks of cp, along `dim` of `x`; local."""
+    """Return the positions of the context-parallel rank at `index` among `size` ranks, along `dim` of `x`; local."""
     if size == 1:
         return x
     if x.shape[dim] % (2 * size):
@@ -56,12 +56,14 @@ def take_positions(x: Any, dim: int, size: int, index: int) -> Any:
 
 
 def attend_around_ring(queries: Any, keys: Any, values: Any, cp: AxisGroup, *, is_causal: bool = True) -> Any:
-    """Return the attention of this rank's positions to those of all ranks; both passes are collective over `cp`.
+    """Return the attention of this rank's positions to those of all context-parallel ranks; collective over `cp`.
+
+    The backward pass is collective as well. The shapes are (samples, heads, own positions, features of a head).
 
     Args:
-        queries: the queries of this rank's positions (b, m, t/n, a); `keys` and `values` have the same shape.
-        keys: see `queries`.
-        values: see `queries`.
+        queries: the queries of this rank's positions.
+        keys: the keys of this rank's positions, in the shape of the queries.
+        values: the values of this rank's positions, in the shape of the queries.
         cp: the group of ranks that share the positions.
         is_causal: whether positions attend only to themselves and to earlier positions. The positions must then be
             those of `take_own_positions`; otherwise, each rank may have any positions, as many as the other ranks.
@@ -70,7 +72,7 @@ def attend_around_ring(queries: Any, keys: Any, values: Any, cp: AxisGroup, *, i
 
 
 class _RingRound(NamedTuple):
-    """The messages of a rank in one round of a ring plan; ranks and blocks are indices along cp."""
+    """The peers and blocks of a rank in one round of a ring plan; ranks and blocks are indices along the cp axis."""
 
     dest: int
     source: int
@@ -80,10 +82,13 @@ class _RingRound(NamedTuple):
 
 @cache
 def _list_rounds(operation: Operation, index: int, size: int, *, counts_backwards: bool = False) -> list[_RingRound]:
-    """Return the rounds of the rank at `index` in the ring plan of `size` ranks."""
+    """Return the rounds of the rank at `index` in the ring plan of `operation` among `size` ranks.
+
+    `counts_backwards` numbers the ranks in the opposite direction.
+    """
 
     def renumber(rank: int) -> int:
-        """Return a rank's number in the direction of the rounds."""
+        """Return the number of a rank in the direction in which the plan counts ranks."""
         return size - 1 - rank if counts_backwards else rank
 
     column = get_algorithm(operation, "ring").plan(size).column(renumber(index))
@@ -95,13 +100,19 @@ def _list_rounds(operation: Operation, index: int, size: int, *, counts_backward
 
 
 def _start_send(x: Any, dest: int, tag: int, cp: AxisGroup) -> None:
-    """Start sending a block or its gradient, when at most one send is in flight, so that few tensors wait."""
+    """Start sending `x` (a block or its gradient) to the rank at index `dest` of `cp`, with the MPI tag `tag`.
+
+    Blocks while more than one earlier send is in flight, so that few tensors wait in memory.
+    """
     cp.finish_sends(keep=1)
     cp.start_send(x, dest, tag)
 
 
 def _receive_blocks(own: Any, cp: AxisGroup) -> Iterator[tuple[int, Any]]:
-    """Yield the index and the block (2, b, m, t/n, a) of each rank, this rank's first; the next is in flight."""
+    """Yield (index, keys and values) of each context-parallel rank, this rank's first; the next block is in flight.
+
+    A block has the shape (2, samples, heads, own positions, features). Collective over `cp`.
+    """
     blocks = {cp.index: own}
     del own  # the memory of each block is free once it has been used and sent
     for each in _list_rounds(Operation.ALL_GATHER, cp.index, cp.size):
@@ -114,7 +125,9 @@ def _receive_blocks(own: Any, cp: AxisGroup) -> Iterator[tuple[int, Any]]:
 
 
 def _sum_block_gradients(addends: Iterable[tuple[int, Any]], cp: AxisGroup) -> Any:
-    """Return the sum over ranks of the gradients of this rank's block (2, b, m, t/n, a); collective.
+    """Return the sum over ranks of the gradients of this rank's keys and values; collective over `cp`.
+
+    The shape is (2, samples, heads, own positions, features).
 
     Args:
         addends: index and addend of the gradient of each rank's block, in the order of `_receive_blocks`. The next
@@ -136,7 +149,7 @@ def _sum_block_gradients(addends: Iterable[tuple[int, Any]], cp: AxisGroup) -> A
 
 
 class _Pairs(NamedTuple):
-    """Queries of this rank and the keys of a block to which they attend, as slices of their positions."""
+    """The queries of this rank, and the keys of another rank, for which it computes scores, as slices of positions."""
 
     queries: slice
     keys: slice
@@ -144,9 +157,9 @@ class _Pairs(NamedTuple):
 
 
 def _select_pairs(mine: int, index: int, length: int, *, is_causal: bool) -> _Pairs:
-    """Return the queries of rank `mine` and the keys of rank `index` between which rank `mine` computes scores.
+    """Return the slices of the queries of rank `mine`, and of the keys of rank `index`, for which scores are computed.
 
-    Each of the two ranks has `length` positions.
+    Each of the two ranks has `length` positions. With `is_causal`, pairs of a query and later keys are left out.
     """
     every, half = slice(0, length), length // 2
     if not is_causal or index == mine:
@@ -155,7 +168,10 @@ def _select_pairs(mine: int, index: int, length: int, *, is_causal: bool) -> _Pa
 
 
 def _compute_scores(scaled: Any, keys: Any, *, is_diagonal: bool) -> Any:
-    """Return the scores of scaled queries: (b, m, q, a) and (b, m, k, a) -> (b, m, q, k), -inf for later keys."""
+    """Return the scores of queries (b, m, q, a), already scaled, and keys (b, m, k, a), as (b, m, q, k).
+
+    With `is_diagonal`, the scores of keys after the query's position are -inf. b counts samples, m heads, a features.
+    """
     scores = scaled @ keys.transpose(2, 3)
     if is_diagonal:
         later = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(1)
@@ -164,11 +180,14 @@ def _compute_scores(scaled: Any, keys: Any, *, is_diagonal: bool) -> Any:
 
 
 class _RingAttention(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """Attention whose keys and values travel around the ring in each pass, and are not kept between the passes."""
+    """Attention as an autograd function.
+
+    Keys and values travel around the ring of ranks in each pass, and are not kept.
+    """
 
     @staticmethod
     def forward(ctx: Any, queries: Any, keys: Any, values: Any, cp: AxisGroup, is_causal: bool) -> Any:
-        """Return the attention of this rank's queries to all keys, (b, m, t/n, a)."""
+        """Return the attention of this rank's queries to all keys, shape (samples, heads, own positions, features)."""
         scaled, output = queries / queries.shape[3] ** 0.5, torch.zeros_like(queries)  # (b, m, t/n, a)
         log_sum = queries.new_full((*queries.shape[:3], 1), -torch.inf)  # (b, m, t/n, 1)
         for index, (k, v) in _receive_blocks(torch.stack((keys, values)), cp):
@@ -187,14 +206,14 @@ class _RingAttention(torch.autograd.Function):  # type: ignore[misc] # torch has
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, Any, Any, None, None]:
-        """Return the gradients of queries, keys and values."""
+        """Return the gradients of queries, keys and values; collective over the context-parallel ranks."""
         queries, keys, values, output, log_sum = ctx.saved_tensors
         scale = queries.shape[3] ** -0.5
         scaled, query_grad = queries * scale, torch.zeros_like(queries)  # (b, m, t/n, a)
         shift = (grad * output).sum(3, keepdim=True)  # (b, m, t/n, 1)
 
         def compute_addends() -> Iterator[tuple[int, Any]]:
-            """Yield the index of each block and this rank's addend of its gradient, and add to `query_grad`."""
+            """Yield (index of a block, this rank's addend of its gradient) for all blocks, and add to `query_grad`."""
             for index, block in _receive_blocks(torch.stack((keys, values)), ctx.cp):
                 at, columns, is_diagonal = _select_pairs(ctx.cp.index, index, queries.shape[2], is_causal=ctx.is_causal)
                 q, do, (k, v) = scaled[:, :, at], grad[:, :, at], block[:, :, :, columns]

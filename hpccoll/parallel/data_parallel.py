@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class ShardPiece(NamedTuple):
-    """Consecutive elements of a parameter that a rank updates."""
+    """Consecutive elements of a parameter that a rank updates: the elements from `begin` on of the flat parameter.
+
+    In the flat tensor that has the piece, the elements begin at `offset`.
+    """
 
     parameter: Any
     begin: int  # first element in the flat parameter
@@ -35,7 +38,7 @@ class ShardPiece(NamedTuple):
 
 
 def note_backward_pass(parameter: Any, missing: dict[Any, int], view: Any | None) -> None:
-    """Note that a backward pass has added to a parameter's gradient, and move the gradient to `view` unless it is None.
+    """Record that a backward pass has added to a parameter's gradient, and move the gradient to `view`, if given.
 
     `missing` has, by parameter, the number of backward passes that have not added to its gradient yet. Raises
     UsageError if none is missing.
@@ -88,7 +91,7 @@ class GradientBuckets:
     def __init__(self, parameters: Sequence[Any], dp: AxisGroup, max_bytes: int) -> None:
         self.parameters, self.dp = parameters, dp
         self._buckets: list[_Bucket] = []
-        self._started = 0  # buckets whose all_reduce has been started in this step
+        self._started = 0  # the number of buckets whose all_reduce has been started in this step
         self._progress = ProgressThread(dp)
         if dp.size == 1:
             return
@@ -101,12 +104,12 @@ class GradientBuckets:
         self._add_bucket(bucket)
 
     def _add_bucket(self, parameters: Sequence[Any]) -> None:
-        """Make a bucket, and let backward passes report the gradients of its parameters; collective over `dp`."""
+        """Make a bucket of the given parameters and register hooks on their gradients; collective over `dp`."""
         bucket = _Bucket(parameters, self.dp)
         self._buckets.append(bucket)
 
         def note_gradient(parameter: Any) -> None:
-            """Record that a parameter's gradient is complete, and start the all-reduces of complete buckets."""
+            """Record that a backward pass has added to a gradient, and start the all_reduces of complete buckets."""
             note_backward_pass(parameter, bucket.missing, bucket.views[parameter])
             self._start_complete_buckets()
 
@@ -115,16 +118,16 @@ class GradientBuckets:
 
     @property
     def buffers(self) -> list[Any]:
-        """The buffers of all buckets, in the order in which they are summed."""
+        """The buffers with the gradients of all buckets, in the order in which they are summed."""
         return [bucket.buffer for bucket in self._buckets]
 
     def begin(self, passes: Mapping[Any, int]) -> None:
-        """Forget the gradients of the last step; local.
+        """Start a training step: forget the gradients of the last step; local.
 
         Args:
             passes: for each parameter, the number of backward passes of this step that add to its gradient. An
-                all_reduce starts after the last of them, so that the gradients of several micro-batches are summed
-                over the ranks once.
+                all_reduce starts after the last of them, so that the gradients of several micro-batches are summed over
+                the ranks once.
         """
         self._started = 0
         for parameter in self.parameters:
@@ -155,7 +158,7 @@ class GradientBuckets:
             self._start_all_reduce(self._buckets[self._started])
 
     def _start_all_reduce(self, bucket: _Bucket) -> None:
-        """Start the all_reduce of a bucket, and a thread that advances it if `dp` needs one."""
+        """Start the all_reduce of a bucket, and a thread that lets it make progress if `dp` needs one."""
         bucket.work = self.dp.start_all_reduce(bucket.buffer)
         self._started += 1
         self._progress.start()
@@ -180,7 +183,7 @@ class ReplicatedParameters:
 
     @property
     def weights(self) -> list[Any]:
-        """The tensors that hold the parameters."""
+        """The tensors that hold the parameters: the parameters themselves."""
         return self.shards
 
     @property
@@ -189,17 +192,20 @@ class ReplicatedParameters:
         return []
 
     def begin(self, passes: Mapping[Any, int]) -> None:
-        """Forget the gradients of the last step; see `GradientBuckets.begin`."""
+        """Start a training step: forget the gradients of the last step; local.
+
+        `passes` has, for each parameter, the number of backward passes of the step that add to its gradient.
+        """
         for buckets in self._buckets:
             buckets.begin(passes)
 
     def finish(self) -> None:
-        """Block until all gradients are summed; collective; see `GradientBuckets.finish`."""
+        """Block until the gradients of all parameters are summed over their groups; collective over the groups."""
         for buckets in self._buckets:
             buckets.finish()
 
     def run(self, _stage: int, _number: int, function: Callable[[Any], Any], x: Any) -> Any:
-        """Return function(x), because no parameters need to be gathered first."""
+        """Return function(x): the computation of a part of a stage; no parameters need to be gathered first."""
         return function(x)
 
     def gather_parameters(self) -> None:
@@ -218,15 +224,15 @@ class ReplicatedParameters:
         return list(tensors)
 
     def get_gradient(self, parameter: Any) -> Any:
-        """Return the reduced gradient of a parameter."""
+        """Return the gradient of a parameter, summed over its group after `finish`."""
         return parameter.grad
 
     def list_gradients(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each parameter and its gradient, on the first rank of its group."""
+        """Yield each parameter and its gradient on the first rank of its group; nothing on other ranks."""
         return ((x, x.grad) for x, group in self._groups.items() if group.index == 0)
 
     def list_pieces(self) -> Iterator[ShardPiece]:
-        """Yield a piece for each parameter, with its offset in the tensors of `shards`, joined to one flat tensor."""
+        """Yield a piece for each whole parameter, with its offset in the flat tensor of all parameters."""
         before = 0
         for parameter in self.shards:
             yield ShardPiece(parameter, 0, before, parameter.numel())

@@ -34,7 +34,10 @@ from hpccoll.parallel.axis_group import AxisGroup
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The kept choices of a group's tokens, in the order of their experts, and the group's load-balancing loss."""
+    """The experts of a group of tokens: the kept choices in the order of their experts, and the load-balancing loss.
+
+    A choice is a token and one of its experts; choices beyond an expert's capacity are dropped.
+    """
 
     tokens: Any  # (m) the token of each choice
     weights: Any  # (m) the factor of the expert's output
@@ -43,12 +46,16 @@ class Routing:
 
 
 def route_tokens(logits: Any, top_k: int, capacity: int) -> Routing:
-    """Return the routing of a group's tokens by the router's logits (n, E); local.
+    """Return the routing of a group's tokens by the router's logits, shape (tokens, experts); local.
 
     The weights of a token's choices are the probabilities of its experts, divided by their sum if `top_k` exceeds 1.
-    The load-balancing loss is E times the sum over experts of f_e P_e: f_e is the expert's fraction of the
-    choices, before choices are dropped, and P_e its mean probability (Switch Transformers, equations 4 to 6, with any
-    k).
+    The load-balancing loss is E times the sum over experts of f_e P_e: f_e is the expert's fraction of the choices,
+    before choices are dropped, and P_e its mean probability (Switch Transformers, equations 4 to 6, with any k).
+
+    Args:
+        logits: the router's output for each token and expert.
+        top_k: the number of experts of each token.
+        capacity: the number of tokens of the group that an expert takes.
     """
     n, experts = logits.shape
     probabilities = logits.softmax(1)  # (n, E)
@@ -71,10 +78,10 @@ def apply_experts(x: Any, routing: Routing, experts: Sequence[Callable[[Any], An
     The output of a token whose choices are all dropped is zero. The backward pass is collective as well.
 
     Args:
-        x: the tokens of this rank.
+        x: the tokens of this rank, n rows of h features.
         routing: the routing of these tokens over the experts of all ranks.
-        experts: this rank's experts, each a function (tokens, h) -> (tokens, h); rank r has the
-            experts r E/p to (r+1) E/p - 1.
+        experts: this rank's experts, each a function (tokens, h) -> (tokens, h); with E experts on p ranks, rank r has
+            the experts r E/p to (r+1) E/p - 1.
         ep: the group of ranks that share the experts.
 
     Cost: in each pass, each kept choice of another rank's expert costs two rows of h elements: one to the expert and
@@ -97,31 +104,37 @@ def apply_experts(x: Any, routing: Routing, experts: Sequence[Callable[[Any], An
 
 
 def add_to_loss(x: Any, loss: Any) -> Any:
-    """Return `x` unchanged; its backward pass also computes the gradients of the scalar `loss`.
+    """Return `x` unchanged, as an autograd function whose backward pass also backpropagates the scalar `loss`.
 
-    The gradients are those of the model's loss plus `loss`. The auxiliary loss of a layer need not be sent to the
+    The gradients are then those of the model's loss plus `loss`. The auxiliary loss of a layer need not be sent to the
     last pipeline stage, which computes the model's loss. `MoEAuxLossAutoScaler` of Megatron-LM does the same.
     """
     return _AddToLoss.apply(x, loss)
 
 
 class _AllToAll(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """A function that sends rows to the ranks of `ep`, and whose backward pass returns the rows' gradients."""
+    """An all_to_all of rows over the ranks of `ep` as an autograd function; its backward pass returns the gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, ep: AxisGroup, counts: Sequence[int], out_counts: Sequence[int]) -> Any:
-        """Return the rows for this rank, in the order of the ranks: (sum(counts), h) -> (sum(out_counts), h)."""
+        """Send rows to the ranks and return those for this rank: (sum(counts), h) -> (sum(out_counts), h); collective.
+
+        `counts` has the number of rows of `x` for each rank, and `out_counts` that of the rows from each rank.
+        """
         ctx.ep, ctx.counts = ep, (out_counts, counts)
         return ep.all_to_all(x, counts, out_counts)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, None, None, None]:
-        """Return the gradients of the rows that this rank sent: (sum(out_counts), h) -> (sum(counts), h)."""
+        """Return the gradients of the rows that this rank sent: (sum(out_counts), h) -> (sum(counts), h).
+
+        Collective.
+        """
         return ctx.ep.all_to_all(grad.contiguous(), *ctx.counts), None, None, None
 
 
 class _AddToLoss(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """The identity of `x`, whose backward pass gives `loss` the gradient 1."""
+    """The autograd function of `add_to_loss`: returns `x`, and gives the scalar `loss` the gradient 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, loss: Any) -> Any:
@@ -131,5 +144,5 @@ class _AddToLoss(torch.autograd.Function):  # type: ignore[misc] # torch has no 
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, Any]:
-        """Return the gradients of `x` and of `loss`."""
+        """Return the gradients of `x` (unchanged) and of `loss` (1)."""
         return grad, ctx.one

@@ -28,7 +28,7 @@ TOKEN_REPLICAS = ("tp", *REPLICAS)  # axes whose ranks have different tokens wit
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A mesh, given by the number of ranks along each axis; an axis of size 1 is not used.
+    """A mesh of ranks: the number of ranks along each of the axes dp, tp, pp, cp and ep; 1 for an unused axis.
 
     `stage_ranks` has the index along pp of each pipeline stage; if it is empty, each index has one stage.
     """
@@ -68,12 +68,12 @@ class Mesh:
 
     @property
     def ranks(self) -> int:
-        """Total number of ranks."""
+        """The total number of ranks."""
         return self.count(*AXES)
 
     @property
     def samplers(self) -> int:
-        """Number of parts of the batch; the ranks of a part differ along tp, pp and cp only."""
+        """The number of parts of the batch; ranks with the same part differ along tp, pp and cp only."""
         return self.dp * self.ep
 
     def count(self, *axes: str) -> int:
@@ -86,28 +86,28 @@ class Mesh:
 
     @property
     def stages(self) -> int:
-        """Number of pipeline stages."""
+        """The number of pipeline stages."""
         return len(self.stage_ranks) or self.pp
 
     def place_stages(self, stage_ranks: tuple[int, ...]) -> Mesh:
-        """Return the mesh with the pipeline stages at the given indices along pp."""
+        """Return a copy of the mesh in which stage i is on the ranks with index `stage_ranks[i]` along pp."""
         return replace(self, stage_ranks=stage_ranks)
 
     def list_stages(self, rank: int) -> list[int]:
-        """Return the pipeline stages of a rank in ascending order."""
+        """Return the numbers of a rank's pipeline stages in ascending order."""
         index = self.get_coordinates(rank)["pp"]
         return [stage for stage in range(self.stages) if self.get_stage_index(stage) == index]
 
     def get_stage_index(self, stage: int) -> int:
-        """Return the index along pp of the ranks that have a pipeline stage."""
+        """Return the index along pp of the ranks that have pipeline stage `stage`."""
         return (self.stage_ranks or range(self.pp))[stage]
 
     def get_coordinates(self, rank: int) -> dict[str, int]:
-        """Return a rank's index along each axis, by the name of the axis."""
+        """Return a rank's index along each axis of the mesh, by the name of the axis."""
         return {axis: rank // self.stride(axis) % getattr(self, axis) for axis in AXES}
 
     def get_sampler(self, rank: int) -> int:
-        """Return the index of a rank's part of the batch, in range(samplers)."""
+        """Return the number of a rank's part of the batch, from 0 to `samplers` - 1."""
         index = self.get_coordinates(rank)
         return index["dp"] * self.ep + index["ep"]
 
@@ -134,7 +134,10 @@ def split_evenly(total: int, parts: int) -> list[slice]:
 
 
 def slice_microbatches(batch: int, mesh: Mesh, sampler: int, microbatches: int) -> list[slice]:
-    """Return the micro-batches of the ranks with part `sampler` of the batch, as slices of the global batch."""
+    """Return the micro-batches of the ranks with part number `sampler` of the batch, as slices of the global batch.
+
+    `batch` is the number of samples of the global batch, and `microbatches` the number of slices.
+    """
     own = split_evenly(batch, mesh.samplers)[sampler]
     return [
         slice(own.start + part.start, own.start + part.stop)
@@ -151,7 +154,7 @@ def _split_word(word: str) -> tuple[str, str]:
 
 
 def split_strategy_words(strategy: str) -> tuple[str, list[str], bool]:
-    """Return the axes of a strategy (`dp` if it names none), its words of ZERO_LEVELS, and whether it has `sp`."""
+    """Return the axes of a strategy (`dp` if it names none), its words `zero1` to `zero3`, and whether it has `sp`."""
     words = [word.strip() for word in strategy.split(",")]
     axes = [word for word in words if word not in (*ZERO_LEVELS, SEQUENCE_PARALLEL)]
     levels = [word for word in words if word in ZERO_LEVELS]
@@ -159,7 +162,7 @@ def split_strategy_words(strategy: str) -> tuple[str, list[str], bool]:
 
 
 def _resolve_sizes(strategy: str, sizes: dict[str, int | None], ranks: int | None) -> dict[str, Any]:
-    """Replace a None in `sizes` such that the sizes' product is `ranks`; raise UsageError if this is impossible."""
+    """Replace a None in `sizes` (ranks by axis) such that the product is `ranks`; raise UsageError if impossible."""
     known = {axis: size for axis, size in sizes.items() if size is not None}
     if ranks is None:
         return known

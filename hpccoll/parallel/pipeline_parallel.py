@@ -35,20 +35,23 @@ class PassDirection(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """The layers of one stage."""
+    """The layers of one pipeline stage on this rank: their forward function, the shape of their input, and parameters.
+
+    `deferred` collects the weights' gradients that are computed in a later pass; None computes them at once.
+    """
 
     forward: Callable[[Any], Any]  # (b, ...) -> (b, ...)
-    input_shape: tuple[int, ...]  # of the stage's input, per sample
+    input_shape: tuple[int, ...]  # the shape of the stage's input, per sample
     parameters: Sequence[Any]
-    deferred: list[WeightProduct] | None = None  # the list of its layers, see `apply_linear`
+    deferred: list[WeightProduct] | None = None  # the argument `deferred` of `apply_linear` in its layers
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRank:
-    """This rank's stages of a pipeline, its schedule, the loss and a group of the ranks of the pipeline."""
+    """What one rank of a pipeline needs to run it: its stages, the schedule, the loss, and the group of its ranks."""
 
     schedule: Schedule
-    stages: Mapping[int, PipelineStage]  # by the number of the stage
+    stages: Mapping[int, PipelineStage]  # this rank's stages by number
     loss: Callable[[Any, int], Any]  # (output of a micro-batch, its index) -> scalar; called on the last stage only
     pp: AxisGroup
     like: Any  # a scalar tensor; received tensors have its dtype and device
@@ -71,7 +74,7 @@ class PipelineRank:
         return float(executor.total)
 
     def run_forward(self, samples: Any) -> Any:
-        """Run samples (b, features) through all stages; collective over `pp`.
+        """Run samples (b, features) through all stages without a backward pass; collective over `pp`.
 
         Returns the output of the last stage on its rank, and None on other ranks. All sends have completed on return.
         """
@@ -86,7 +89,7 @@ class PipelineRank:
 
 
 class _ProgramExecutor:
-    """Executes the actions of one training step; keys are (stage, micro-batch)."""
+    """Executes this rank's actions of one training step; the keys of its tables are (stage, micro-batch)."""
 
     def __init__(self, rank: PipelineRank, microbatches: Sequence[Any]) -> None:
         self.rank, self.schedule, self.microbatches = rank, rank.schedule, microbatches
@@ -99,7 +102,7 @@ class _ProgramExecutor:
         self.total = torch.zeros_like(rank.like)
 
     def execute(self, action: PipelineAction) -> None:
-        """Execute one action.
+        """Execute one action of the schedule: a pass, or the start of a send or receive.
 
         REDUCE_GRAD needs no action here, because the trainer sums the gradients after all programs, nor do UNSHARD and
         RESHARD, because each rank keeps the weights of its stages, nor do waits, because sends keep their data alive.
@@ -117,7 +120,10 @@ class _ProgramExecutor:
             self.receive(action)
 
     def run_forward(self, stage: int, microbatch: int, *, computes_loss: bool) -> None:
-        """Run a stage on its input; on the last stage, the output is the loss if `computes_loss`."""
+        """Run a stage forward on its input for a micro-batch, after waiting for a receive.
+
+        On the last stage, the output is the loss if `computes_loss`.
+        """
         key = stage, microbatch
         x = self.microbatches[microbatch]
         if stage > 0:
@@ -133,7 +139,10 @@ class _ProgramExecutor:
         self.activations[key] = x, y
 
     def run_backward(self, stage: int, microbatch: int, *, defers_weights: bool) -> None:
-        """Backpropagate from a stage's output to its input and weights; `defers_weights` leaves weights for later."""
+        """Backpropagate from a stage's output to its input and weights, for a micro-batch.
+
+        `defers_weights` leaves the gradients of weights for a later action.
+        """
         key = stage, microbatch
         x, y = self.activations.pop(key)
         received = self.receives.pop((PassDirection.BACKWARD, *key), None)
@@ -152,7 +161,7 @@ class _ProgramExecutor:
             self.input_gradients[key] = x.grad
 
     def send(self, action: PipelineAction) -> None:
-        """Start sending a stage's output to the next stage, or the gradient of its input to the stage before."""
+        """Start sending a stage's output to the next stage, or its input's gradient to the stage before."""
         kind, stage, microbatch = action
         forward = kind == ActionKind.SEND_F
         dest = stage + 1 if forward else stage - 1
@@ -164,7 +173,7 @@ class _ProgramExecutor:
         self.rank.pp.start_send(x, self.schedule.stage_ranks[dest], direction)
 
     def receive(self, action: PipelineAction) -> None:
-        """Start receiving a stage's input, or the gradient of its output."""
+        """Start receiving a stage's input, or the gradient of its output, without blocking."""
         kind, stage, microbatch = action
         forward = kind == ActionKind.RECV_F
         source = stage - 1 if forward else stage + 1

@@ -29,23 +29,29 @@ from hpccoll.parallel.weight_gradients import WeightProduct
 
 
 def take_own_tokens(x: Any, tp: AxisGroup) -> Any:
-    """Return this rank's tokens of an array of all tokens: (b, t, ...) -> (b, t/tp, ...); local."""
+    """Return this tensor-parallel rank's tokens of an array of all tokens: (b, t, ...) -> (b, t/tp, ...); local.
+
+    b samples have t positions each; tp is the number of ranks.
+    """
     return x.flatten(0, 1).chunk(tp.size)[tp.index].view(len(x), -1, *x.shape[2:])
 
 
 def sum_to_own_tokens(x: Any, tp: AxisGroup) -> Any:
-    """Return this rank's tokens of the sum of all ranks' `x`: (b, t, h) -> (b, t/tp, h); both passes are collective."""
+    """Return this rank's tokens of the sum of all tensor-parallel ranks' `x`: (b, t, h) -> (b, t/tp, h).
+
+    Both passes are collective over `tp`. b counts samples, t positions and h features.
+    """
     return _SumToOwnTokens.apply(x, tp)
 
 
 def gather_tokens(x: Any, tp: AxisGroup, *, has_addends: bool) -> Any:
-    """Return the tokens of all ranks: (b, t/tp, h) -> (b, t, h); collective over `tp`.
+    """Return the tokens of all tensor-parallel ranks: (b, t/tp, h) -> (b, t, h); collective over `tp`.
 
     Args:
-        x: this rank's tokens (b, t/tp, h).
+        x: this rank's tokens (b, t/tp, h): b samples, t positions, h features.
         tp: the group of ranks that share the tokens.
         has_addends: whether each rank computes an addend of the result's gradient, which the backward pass sums by a
-            reduce_scatter. Otherwise, all ranks must compute the same gradient, and the backward pass is local.
+            reduce_scatter. If false, all ranks must compute the same gradient, and the backward pass is local.
     """
     return _GatherTokens.apply(x, tp, has_addends)
 
@@ -70,29 +76,29 @@ def apply_gathered_linears(
 
 
 def _all_gather(x: Any, tp: AxisGroup) -> Any:
-    """Return the tokens of all ranks: (b, t/tp, h) -> (b, t, h); collective."""
+    """Return the tokens of all tensor-parallel ranks: (b, t/tp, h) -> (b, t, h); collective over `tp`, no autograd."""
     rows = x.flatten(0, 1).contiguous()  # (b t/tp, h)
     return tp.all_gather(rows, (len(rows),) * tp.size).view(len(x), -1, x.shape[2])
 
 
 def _reduce_scatter(x: Any, tp: AxisGroup) -> Any:
-    """Return this rank's tokens of the sum of all ranks' `x`: (b, t, h) -> (b, t/tp, h); collective."""
+    """Return this rank's tokens of the sum of all ranks' `x`: (b, t, h) -> (b, t/tp, h); collective, no autograd."""
     rows = x.flatten(0, 1).contiguous()  # (b t, h)
     return tp.reduce_scatter(rows, (len(rows) // tp.size,) * tp.size).view(len(x), -1, x.shape[2])
 
 
 class _SumToOwnTokens(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """A function whose forward pass is a reduce_scatter and whose backward pass is an all_gather."""
+    """An autograd function whose forward pass is a reduce_scatter of tokens, and whose backward pass gathers tokens."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, tp: AxisGroup) -> Any:
-        """Return this rank's tokens of the sum: (b, t, h) -> (b, t/tp, h)."""
+        """Return this rank's tokens of the sum of all ranks' `x`: (b, t, h) -> (b, t/tp, h); collective over `tp`."""
         ctx.tp = tp
         return _reduce_scatter(x, tp)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
-        """Return the gradient of this rank's `x`, which is the same on all ranks: (b, t/tp, h) -> (b, t, h)."""
+        """Return the gradient of `x`, the same on all ranks: (b, t/tp, h) -> (b, t, h); collective over tp."""
         return _all_gather(grad, ctx.tp), None
 
 
@@ -100,12 +106,13 @@ class _GatherTokens(torch.autograd.Function):  # type: ignore[misc] # torch has 
     """The all_gather of tokens over the tensor-parallel ranks as an autograd function.
 
     If `has_addends`, each rank computes only an addend of the gradient, and the backward pass is a reduce_scatter.
-    Otherwise all ranks have the whole gradient, and the backward pass takes the part of this rank's tokens.
+    Without `has_addends`, all ranks have the whole gradient, and the backward pass takes the part of this rank's
+    tokens.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Any, tp: AxisGroup, has_addends: bool) -> Any:
-        """Return the tokens of all ranks: (b, t/tp, h) -> (b, t, h)."""
+        """Return the tokens of all tensor-parallel ranks: (b, t/tp, h) -> (b, t, h); collective over `tp`."""
         ctx.take = _reduce_scatter if has_addends else take_own_tokens
         ctx.tp = tp
         return _all_gather(x, tp)
@@ -117,7 +124,10 @@ class _GatherTokens(torch.autograd.Function):  # type: ignore[misc] # torch has 
 
 
 class _GatheredLinears(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """Linear layers with the same input; each pass gathers the tokens of all ranks, and frees them afterwards."""
+    """Linear layers with the same input as one autograd function, which keeps only this rank's tokens between passes.
+
+    Each pass gathers the tokens of all tensor-parallel ranks, and frees them afterwards.
+    """
 
     @staticmethod
     def forward(
@@ -128,7 +138,11 @@ class _GatheredLinears(torch.autograd.Function):  # type: ignore[misc] # torch h
         deferred: list[WeightProduct] | None,
         *_differentiated: Any,
     ) -> tuple[Any, ...]:
-        """Return x W^T + c of all tokens for each layer: (b, t/tp, h) -> (b, t, out/tp)."""
+        """Return x W^T + c of all tokens for each layer (W, c): (b, t/tp, h) -> (b, t, out/tp); collective over `tp`.
+
+        `deferred` is None, or the list to which the backward pass appends the computation of the weights' gradients.
+        Further arguments are tensors that autograd must see.
+        """
         ctx.save_for_backward(x)
         ctx.tp, ctx.layers, ctx.deferred = tp, layers, deferred
         whole = _all_gather(x, tp)  # (b, t, h)
@@ -136,7 +150,10 @@ class _GatheredLinears(torch.autograd.Function):  # type: ignore[misc] # torch h
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """Return the gradients of this rank's tokens, of the weights unless they are deferred, and of the biases."""
+        """Return the gradients of this rank's tokens, of the weights (unless deferred) and biases.
+
+        Collective over tp.
+        """
         (x,) = ctx.saved_tensors
         whole = _all_gather(x, ctx.tp)  # (b, t, h)
         layers = list(zip(ctx.layers, grads, strict=True))

@@ -27,7 +27,7 @@ from hpccoll.parallel.weight_gradients import WeightProduct, apply_linear
 
 
 class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """A function whose forward pass is the identity and whose backward pass sums the ranks' gradients over `tp`."""
+    """An autograd function that returns its input and, in the backward pass, sums the ranks' gradients over `tp`."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, tp: AxisGroup) -> Any:
@@ -42,7 +42,7 @@ class _CopyToTensorParallel(torch.autograd.Function):  # type: ignore[misc] # to
 
 
 class _ReduceFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """A function whose forward pass sums `x` over `tp` and whose backward pass returns the gradient unchanged."""
+    """An autograd function that sums `x` over `tp` and, in the backward pass, returns the gradient unchanged."""
 
     @staticmethod
     def forward(_: Any, x: Any, tp: AxisGroup) -> Any:
@@ -56,11 +56,17 @@ class _ReduceFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] 
 
 
 class _GatherFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """A function that gathers the last dim of `x` over `tp`."""
+    """An autograd function that gathers the last dim of `x` over the tensor-parallel ranks `tp`."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, tp: AxisGroup, features: tuple[int, ...], is_last: bool) -> Any:
-        """Return the x (b, features) of all ranks, joined as (b, sum of features); collective."""
+        """Return the x (b, features) of all tensor-parallel ranks, joined as (b, sum of features).
+
+        Collective over `tp`.
+
+        `features` has the number of features of each rank. `is_last` states that all ranks compute the same loss from
+        the output.
+        """
         ctx.tp, ctx.features, ctx.is_last = tp, features, is_last
         return tp.all_gather(x.T.contiguous(), features).T.contiguous()
 
@@ -75,13 +81,19 @@ class _GatherFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] 
 
 
 def copy_to_tensor_parallel(x: Any, tp: AxisGroup) -> Any:
-    """Return `x`, whose gradient is summed over `tp`: the input of layers that are split by output."""
+    """Return `x`, the input of a layer split by output, so that its gradient is summed over `tp`.
+
+    The forward pass is local; the backward pass is collective over `tp`.
+    """
     # The model's input needs no gradient, so the first layer skips the all_reduce of the backward pass.
     return _CopyToTensorParallel.apply(x, tp) if x.requires_grad else x
 
 
 def reduce_from_tensor_parallel(x: Any, tp: AxisGroup) -> Any:
-    """Return the sum of `x` over `tp`, whose gradient is not summed: the output of layers that are split by input."""
+    """Return the sum of `x`, the output of a layer split by input, over `tp`; its gradient is not summed.
+
+    The forward pass is collective over `tp`; the backward pass is local.
+    """
     return _ReduceFromTensorParallel.apply(x, tp)
 
 

@@ -2,8 +2,8 @@
 
 In a zero-bubble pipeline schedule, a backward pass for inputs (I) is followed later by a backward pass for weights (W)
 of the same micro-batch. A linear layer's gradient of the input and its gradient of the weight are one matrix product
-each, so I and W together compute as much as one full backward pass. I frees the other activations. The gradients of
-biases, norms and embeddings take little time, and I computes them.
+each, so I and W together compute as much as one full backward pass. After I, a layer keeps only these factors of its
+weight's gradient. The gradients of biases, norms and embeddings take little time, and I computes them.
 
 Source: Qi, Wan, Huang and Lin, "Zero bubble pipeline parallelism", ICLR 2024 (arXiv 2401.10241).
 """
@@ -17,7 +17,7 @@ import torch
 
 
 class WeightProduct(NamedTuple):
-    """The factors of a weight's gradient in one backward pass."""
+    """The input and the output gradient of a layer in one backward pass, whose product is the weight's gradient."""
 
     weight: Any  # (out, in)
     x: Any  # input of the layer (..., in)
@@ -29,17 +29,20 @@ class WeightProduct(NamedTuple):
 
 
 def add_weight_gradients(products: Sequence[WeightProduct]) -> None:
-    """Add the products to the weights' gradients by a backward pass, so that hooks on the gradients are called."""
+    """Compute the weights' gradients and add them by a backward pass, so that hooks on the gradients are called."""
     for product in products:
         _ComputeLater.apply(product.weight, (product,)).backward()
 
 
 class _ComputeLater(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """A function whose backward pass computes the gradient of a weight, which autograd then keeps without a copy."""
+    """An autograd function whose backward pass computes the gradient of a weight, which autograd keeps uncopied."""
 
     @staticmethod
     def forward(ctx: Any, weight: Any, product: tuple[WeightProduct]) -> Any:
-        """Return a scalar without a meaning; `product` is a tuple, because torch differentiates arguments' tensors."""
+        """Return a scalar without a meaning, whose backward pass computes the weight's gradient.
+
+        `product` is a tuple, because torch differentiates arguments that are tensors.
+        """
         (ctx.product,) = product
         return weight.new_zeros(())
 
@@ -50,10 +53,10 @@ class _ComputeLater(torch.autograd.Function):  # type: ignore[misc] # torch has 
 
 
 def apply_linear(x: Any, weight: Any, bias: Any = None, deferred: list[WeightProduct] | None = None) -> Any:
-    """Return x W^T + b for x (..., in), weight W (out, in) and bias b (out).
+    """Return x W^T + b for x (..., in), weight W (out, in) and bias b (out) or None.
 
-    If `deferred` is a list, the backward pass appends the product of the weight's gradient to the list instead of
-    adding to the gradient, except in the first layer of a model, whose input needs no gradient.
+    If `deferred` is a list, the backward pass appends the factors of the weight's gradient to the list instead of
+    computing the gradient, except in the first layer of a model, whose input needs no gradient.
     """
     if deferred is None or not x.requires_grad:
         return torch.nn.functional.linear(x, weight, bias)
@@ -61,11 +64,14 @@ def apply_linear(x: Any, weight: Any, bias: Any = None, deferred: list[WeightPro
 
 
 class _DeferringLinear(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """A linear layer whose weight gets no gradient in the backward pass, so that hooks on the weight are not called."""
+    """A linear layer as an autograd function that leaves the weight's gradient to later, so no hook on it is called."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, bias: Any, weights: tuple[Any], deferred: list[WeightProduct]) -> Any:
-        """Return x W^T + b; `weights` is a tuple of W, because torch differentiates arguments that are tensors."""
+        """Return x W^T + b; the backward pass appends the factors of the gradient of W to `deferred`.
+
+        `weights` is a tuple of W, because torch differentiates arguments that are tensors.
+        """
         ctx.save_for_backward(x)
         (ctx.weight,) = weights
         ctx.deferred, ctx.has_bias = deferred, bias is not None
@@ -73,7 +79,7 @@ class _DeferringLinear(torch.autograd.Function):  # type: ignore[misc] # torch h
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, Any, None, None]:
-        """Return the gradients of the input and of the bias."""
+        """Return the gradients of the input and of the bias; append the factors of the weight's gradient to a list."""
         (x,) = ctx.saved_tensors
         ctx.deferred.append(WeightProduct(ctx.weight, x, grad))
         return grad @ ctx.weight, grad.flatten(0, -2).sum(0) if ctx.has_bias else None, None, None

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class ZeroUnit:
-    """Parameters as one flat tensor, of which this rank owns a shard; the constructor is collective over `group`.
+    """Parameters as one flat tensor of p elements, of which each of n ranks owns a shard; collective over `group`.
 
     Attributes:
         shard: this rank's p/n elements, a leaf tensor; `shard.grad` is the shard of the gradient.
@@ -66,7 +66,7 @@ class ZeroUnit:
         self.gradient_views = dict(zip(parameters, views, strict=False))
 
     def _make_memory(self, values: Sequence[Any]) -> Any:
-        """Return the memory of the shard; with ZeRO-1 and 2, it is a part of `whole`."""
+        """Return memory for the shard; with ZeRO-1 and 2, it is a part of `whole`, into which `values` are copied."""
         if self.level == 3:
             return self.group.empty(self.length, values[0])
         whole = self.group.empty(self.count, values[0])
@@ -76,16 +76,16 @@ class ZeroUnit:
 
     @property
     def count(self) -> int:
-        """The number of elements p."""
+        """The number p of elements of the unit, including padding."""
         return int(self.length * self.group.size)
 
     def split(self, flat: Any) -> list[Any]:
-        """Return a flat tensor of p elements as one view per parameter."""
+        """Return a flat tensor of the unit's p elements as one view per parameter."""
         *parts, _ = flat.split([*self._sizes, self.count - sum(self._sizes)])
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def cut(self, tensors: Sequence[Any]) -> Any:
-        """Return this rank's shard (p/n) of tensors like the parameters, as a copy."""
+        """Return this rank's shard (p/n elements) of tensors in the shapes of the parameters, as a copy."""
         return self._take_own(self._flatten(tensors)).clone()
 
     def list_pieces(self) -> Iterator[ShardPiece]:
@@ -98,7 +98,7 @@ class ZeroUnit:
             begin += size
 
     def install(self, whole: Any) -> None:
-        """Make the parameters views of `whole`, a flat tensor of p elements."""
+        """Make the parameters views of `whole`, a flat tensor of the unit's p elements."""
         self.whole = whole
         for parameter, view in zip(self.parameters, self.split(whole), strict=True):
             parameter.data = view
@@ -111,7 +111,7 @@ class ZeroUnit:
         return whole
 
     def move_gradients(self, flat: Any) -> None:
-        """Move the gradients of the parameters to a tensor (p), with zeros for those that no pass has used."""
+        """Move the parameters' gradients to `flat` (p elements), with zeros for those that no pass has used."""
         for parameter, view in zip(self.parameters, self.split(flat), strict=True):
             if parameter.grad is None:
                 view.zero_()
@@ -121,13 +121,13 @@ class ZeroUnit:
         flat[sum(self._sizes) :].zero_()
 
     def finish(self) -> None:
-        """Block until the collective in flight is complete."""
+        """Block until the collective in flight for this unit is complete; does nothing if there is none."""
         if self.work is not None:
             self.group.finish(self.work)
             self.work = None
 
     def _flatten(self, tensors: Sequence[Any]) -> Any:
-        """Return tensors as one flat tensor, padded with zeros to `count` elements."""
+        """Return tensors in the shapes of the parameters as one flat tensor, padded with zeros to `count` elements."""
         padding = tensors[0].new_zeros(self.count - sum(self._sizes))
         return torch.cat([*(x.reshape(-1) for x in tensors), padding])
 
@@ -138,7 +138,7 @@ class ZeroUnit:
 
 
 class _ReductionSlot:
-    """The buffer through which ZeRO-2 and 3 reduce the gradients of a group's units, one unit at a time."""
+    """A buffer in which ZeRO-2 and ZeRO-3 reduce the gradients of a group's units, one unit at a time."""
 
     def __init__(self, units: Sequence[ZeroUnit]) -> None:
         self.group, like = units[0].group, units[0].shard
@@ -149,7 +149,7 @@ class _ReductionSlot:
         self._work: Work[Any] | None = None
 
     def start(self, unit: ZeroUnit) -> None:
-        """Block until the sum in flight is complete, then start adding a unit's summed gradients to `shard.grad`."""
+        """Block until the slot is free, then start to reduce a unit's gradients over the ranks into `shard.grad`."""
         self.finish()
         whole = self.buffer[: unit.count]
         unit.move_gradients(whole)
@@ -160,7 +160,7 @@ class _ReductionSlot:
         unit.reductions += 1
 
     def finish(self) -> None:
-        """Block until the sum in flight is complete."""
+        """Block until the reduction in flight is complete; does nothing if there is none."""
         if self._unit is None or self._work is None:
             return
         self.group.finish(self._work)
@@ -172,8 +172,8 @@ class _ReductionSlot:
 class ZeroShards:
     """The ZeRO shards of a rank's parameters; gathers parameters and reduces gradients during a training step.
 
-    A step calls `begin`, runs its passes by `run`, and calls `finish`. Then the `grad` of each tensor of `shards` is
-    the sum over the ranks. After an optimizer has updated `shards`, `gather_parameters` completes the step.
+    A step calls `begin`, runs its passes by `run`, and calls `finish`. After `finish`, the `grad` of each tensor of
+    `shards` is the sum over the ranks. After an optimizer has updated `shards`, `gather_parameters` completes the step.
 
     The constructor is collective over the groups. On CPUs, shards and unreduced gradients are symmetric buffers, which
     the ranks of a node read in place. All ranks of a group must run the same passes.
@@ -214,7 +214,7 @@ class ZeroShards:
                 unit.release()
 
     def _add_units(self, part: Sequence[Any], groups: Mapping[Any, AxisGroup], alone: AbstractSet[Any]) -> None:
-        """Make one unit per group of ranks from those of a part's parameters that are in no unit yet."""
+        """Make one unit per group of ranks from those of `part`'s parameters that are in no unit yet; collective."""
         members: dict[Any, list[Any]] = defaultdict(list)
         for parameter in part:
             if parameter not in self._unit_of:
@@ -245,11 +245,11 @@ class ZeroShards:
         return [*slots, *(x for tensors in self._free.values() for x in tensors)]
 
     def get_gradient(self, parameter: Any) -> Any:
-        """Return the gradient of a unit's shard, for a parameter that has the unit to itself."""
+        """Return the gradient of the shard of a parameter that has a unit to itself (`alone`)."""
         return self._unit_of[parameter].shard.grad
 
     def begin(self, passes: Mapping[Any, int]) -> None:
-        """Forget the gradients of the last step; local.
+        """Start a training step: forget the gradients of the last step; local.
 
         Args:
             passes: for each parameter, the number of backward passes of this step that add to its gradient.
@@ -261,7 +261,7 @@ class ZeroShards:
                 parameter.grad = None
 
     def run(self, stage: int, number: int, function: Callable[[Any], Any], x: Any) -> Any:
-        """Return function(x) for part `number` of a stage; collective.
+        """Run part `number` of a stage: return function(x) with the part's parameters gathered; collective.
 
         ZeRO-3 gathers the part's parameters for the forward and the backward pass. While the part computes, it gathers
         the parameters of the part that computes next. Afterwards it frees those that no later part of the stage uses.
@@ -285,7 +285,7 @@ class ZeroShards:
         """Reduce the gradients that no backward pass has begun to reduce, and block until all are reduced; collective.
 
         Cost: let s be (n-1)/n of the bytes of the parameters. In a step of m micro-batches, a rank sends gradients of s
-        bytes with ZeRO-1, and of m s bytes with ZeRO-2 and 3. It sends parameters of s bytes in `gather_parameters`
+        bytes with ZeRO-1, and of m s bytes with ZeRO-2 and 3. A rank sends parameters of s bytes in `gather_parameters`
         with ZeRO-1 and 2, and of 2 m s bytes in `run` with ZeRO-3.
         """
         for unit in self.units:
@@ -334,7 +334,7 @@ class ZeroShards:
                 yield parameter, unit.shard.grad[offset : offset + count]
 
     def list_pieces(self) -> Iterator[ShardPiece]:
-        """Yield the pieces of all units, with offsets in the tensors of `shards`, joined to one flat tensor."""
+        """Yield the pieces of parameters in this rank's shards, with offsets in the flat tensor of all shards."""
         before = 0
         for unit in self.units:
             for parameter, begin, offset, count in unit.list_pieces():
@@ -342,7 +342,7 @@ class ZeroShards:
             before += unit.length
 
     def _note_gradient(self, unit: ZeroUnit, parameter: Any) -> None:
-        """Note that a backward pass has added to a gradient, and start reducing a unit whose gradients are complete."""
+        """Record that a backward pass has added to a gradient; start reducing a unit whose gradients are complete."""
         note_backward_pass(parameter, unit.missing, unit.gradient_views.get(parameter))
         for group in self._groups:
             group.advance_started()
@@ -362,7 +362,7 @@ class ZeroShards:
         self._release(unit)
 
     def _gather(self, parts: Sequence[Sequence[ZeroUnit]]) -> None:
-        """Start gathering the units of parts, and block until those of the first part are complete."""
+        """Start to gather the units of several parts of the model, and block until those of the first are complete."""
         for unit in (unit for part in parts for unit in part if unit.whole is None):
             free = self._free[unit.count]
             whole = free.pop() if free else unit.shard.detach().new_empty(unit.count)

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 class ParityMesh:
-    """The mesh of ranks, as the functions `wrap` and `backward` of a `ParityCase` get it.
+    """The mesh of ranks on which a model is trained in parallel; an argument of the user's `wrap` and `backward`.
+
+    A mesh arranges the ranks along axes: dp (data), tp (tensor), pp (pipeline), cp (context) and ep (experts).
 
     Attributes:
         comm: the Communicator of all ranks.
         sizes: the numbers of ranks along the axes dp, tp, pp, cp and ep.
         coordinates: this rank's index along each axis, by the axis's name.
-        sampler: the index of this rank's part of the batch, which is split over dp and ep.
+        sampler: the index of this rank's part of the batch; the batch is split over dp and ep.
     """
 
     def __init__(self, comm: Communicator, sizes: Mesh) -> None:
@@ -47,18 +49,20 @@ class ParityMesh:
 
     @cached_property
     def groups(self) -> MeshGroups:
-        """The groups of this rank along each axis, over `comm`; the first access is collective."""
+        """The groups of this rank, one along each axis of the mesh. The first access is collective over `comm`."""
         return MeshGroups.create(self.comm, self.sizes)
 
     def close(self) -> None:
-        """Free the communicators of `groups`; collective."""
+        """Free the communicators of `groups`, if they were made. Collective over `comm`."""
         if "groups" in self.__dict__:
             self.groups.close()
 
 
 @dataclass(frozen=True, slots=True)
 class ParityCase:
-    """A model, a batch, and the training step of one rank; each rank builds the same case by the same function.
+    """What `hpccoll parity` checks: a model, a batch, and how one rank of a mesh trains its part of the model.
+
+    Each rank makes the same case by the same function of the user.
 
     Attributes:
         model: the whole model with its initial parameters.
@@ -86,15 +90,18 @@ class ParityCase:
         return len(self.batch[0])
 
     def get_batch(self, step: int) -> Sequence[Any]:
-        """Return the batch of a step: the samples of the case, rotated by one sample per step."""
+        """Return the batch of step number `step`: the samples of the case, rotated by one sample per step."""
         return [torch.roll(x, step, 0) for x in self.batch]
 
     def list_parts(self, sizes: Mesh) -> list[list[slice]]:
-        """Return the micro-batches of each part of the batch, as slices of the whole batch."""
+        """Return the micro-batches of each rank's part of the batch, as slices of the whole batch.
+
+        The outer list has an element for each part into which a mesh of these `sizes` splits the batch over dp and ep.
+        """
         return [slice_microbatches(self.samples, sizes, at, self.microbatches) for at in range(sizes.samplers)]
 
     def wrap_model(self, mesh: ParityMesh) -> list[Any]:
-        """Return this rank's modules; collective over the mesh."""
+        """Return this rank's modules, made by the user's `wrap` or DistributedDataParallel. Collective over `mesh`."""
         if self.wrap is None and mesh.sizes.dp != mesh.sizes.ranks:
             raise UsageError(f"mesh {mesh.sizes}: without `wrap`, only dp is possible; set `wrap` of the ParityCase")
         if self.wrap is None and mesh.sizes.ranks > 1:
@@ -103,7 +110,11 @@ class ParityCase:
         return list(wrapped) if isinstance(wrapped, list | tuple) else [wrapped]
 
     def run_backward(self, modules: Sequence[Any], step: int, mesh: ParityMesh) -> float | None:
-        """Add this rank's gradients of a step to `grad` of its parameters; return its part's mean loss, or None."""
+        """Add this rank's gradients of step number `step` to `grad` of the parameters of `modules`.
+
+        Returns the mean loss over this rank's part of the batch, or None on a rank that does not compute a loss.
+        Collective over the mesh.
+        """
         whole, sizes = self.get_batch(step), mesh.sizes
         own = split_evenly(self.samples, sizes.samplers)[mesh.sampler]
         wrapped = modules[0] if len(modules) == 1 else list(modules)
@@ -113,19 +124,21 @@ class ParityCase:
         total = 0.0
         for part in self.list_parts(sizes)[mesh.sampler]:
             loss = self.loss(wrapped, *(x[part] for x in whole))
-            # The average of these addends over dp is the mean over all samples, even if parts differ in size.
+            # With this weight, the average of the losses over dp is the mean over all samples, even for unequal parts.
             (loss * (_count(part) * sizes.samplers / self.samples)).backward()
             total += float(loss.detach()) * _count(part) / _count(own)
         return total
 
 
 def _count(part: slice) -> int:
-    """Return the number of samples in a part of a batch."""
+    """Return the number of samples in a slice of the batch."""
     return int(part.stop - part.start)
 
 
 def load_build_function(reference: str) -> Callable[[], ParityCase]:
-    """Return the function that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names; run the file or import the module.
+    """Return the user's function that `reference`, `FILE.py:FUNCTION` or `MODULE:FUNCTION`, names.
+
+    Runs the file or imports the module. `build_case` calls the function.
 
     Raises:
         UsageError: no such file, module or function, or the file raises an exception.
@@ -148,7 +161,10 @@ def load_build_function(reference: str) -> Callable[[], ParityCase]:
 
 
 def build_case(build: Callable[[], ParityCase], seed: int) -> ParityCase:
-    """Seed torch's random numbers, call `build` and return the case; raise UsageError if it returns no ParityCase."""
+    """Seed torch's random numbers with `seed`, call the user's function `build`, and return its ParityCase.
+
+    Raises UsageError if the function returns anything else.
+    """
     torch.manual_seed(seed)
     case: Any = build()
     if not isinstance(case, ParityCase):

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ParityReport:
-    """The result of comparing the training on a mesh with that in one process."""
+    """The result of `check_parity`: the compared tensors of training on a mesh and in one process, and a summary."""
 
     records: list[ParityRecord]  # one per tensor, in the order of comparison; empty except on rank 0
     summary: ParitySummaryRecord  # the same on all ranks
 
     def require_equal(self) -> None:
-        """Raise WrongResultError, on every rank, if a tensor differs."""
+        """Raise WrongResultError on every rank if a tensor of the mesh differs from that of one process."""
         if self.summary.wrong:
             raise WrongResultError(format_summary(self.summary))
 
@@ -36,16 +36,18 @@ class ParityReport:
 def check_parity(
     comm: Communicator, build: Callable[[], ParityCase], strategy: str, options: ParityOptions | None = None
 ) -> ParityReport:
-    """Compare the training steps on a mesh with those in one process; collective over `comm`.
+    """Train a model on a mesh of ranks and in one process, and compare losses, gradients and parameters.
 
-    The comparison ends at the first step in which a tensor differs. Rank 0 computes the steps of the whole model alone
-    while the other ranks wait, so it holds the whole model and all ranks' gradients of one step.
+    Collective over `comm`. The comparison ends at the first step in which a tensor differs. Rank 0 computes the steps
+    of the whole model alone while the other ranks wait, so rank 0 holds the whole model and all ranks' gradients of a
+    step.
 
     Args:
         comm: a communicator of all ranks.
-        build: returns the case; `build` is called with the same seed of torch's random numbers on each rank.
+        build: returns the model, the batch and the parallel training step; it is called with the same seed of torch's
+            random numbers on each rank.
         strategy: a mesh of all ranks, such as `dp=2,tp=2`.
-        options: steps, tolerance and seed.
+        options: steps, tolerance and seed; None means the defaults.
 
     Raises:
         UsageError: the mesh does not have as many ranks as `comm`, or the case does not allow the mesh.
@@ -70,7 +72,7 @@ def check_parity(
 
 
 def format_summary(summary: ParitySummaryRecord) -> str:
-    """Return the summary as a paragraph for people."""
+    """Return the result of a comparison as a paragraph: whether all tensors are equal, else the first wrong one."""
     on_mesh = f"{summary.mesh} on {format_count(summary.ranks, 'rank')}"
     if not summary.wrong:
         error = "" if summary.max_error is None else f" (largest relative error {summary.max_error:.1g})"

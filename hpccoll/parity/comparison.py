@@ -17,14 +17,14 @@ from hpccoll.parity.shard_location import ShardIndex
 from hpccoll.parity.wrapped import GRADIENT, VALUE, WrappedRun
 from hpccoll.records import ParityRecord, ParitySummaryRecord, Quantity
 
-# Half precision: the bound is 16 times the epsilon of the dtype.
+# For bfloat16 and float16, the tolerance of relative differences is 16 times the epsilon of the dtype.
 TOLERANCES: Mapping[Any, float] = {
     torch.float64: 1e-12,
     torch.float32: 1e-5,
     torch.bfloat16: 16 * torch.finfo(torch.bfloat16).eps,
     torch.float16: 16 * torch.finfo(torch.float16).eps,
 }
-SAFE_NOISE = 8  # accepted difference, in units of the measured rounding error
+SAFE_NOISE = 8  # accepted difference, as a multiple of the measured rounding error
 INITIAL = (
     "not those of the whole model: broadcast the initial parameters, or initialise the whole model with one seed on "
     "each rank and then slice it"
@@ -36,26 +36,32 @@ BEFORE_UPDATE = ("loss", "gradient", "gradient norm")  # computed before the par
 
 @dataclass(frozen=True, slots=True)
 class ParityOptions:
-    """How to compare a mesh with one process."""
+    """The number of training steps, the tolerance and the seed of a comparison of a mesh with one process."""
 
     steps: int = 3  # SGD steps
     lr: float = 0.1  # learning rate of SGD
     tolerance: float | None = None  # relative to a tensor's largest magnitude; None: by the dtype of the parameters
-    seed: int = 0  # of the model, the batch and dropout
+    seed: int = 0  # seed of the random numbers of the model, the batch and dropout
 
 
 class RankLoss(NamedTuple):
-    """A rank's loss and random seed in a step."""
+    """A rank's loss in one training step, and the seed of its random numbers."""
 
     sampler: int  # index of the rank's part of the batch
-    loss: float | None  # mean over the samples of this part; None if the rank does not compute the loss
+    loss: float | None  # mean over the samples of the rank's part; None if the rank does not compute the loss
     seed: int  # the last seed of torch's random numbers
 
 
 class MeshComparison:
-    """The comparison of one mesh; `reference` is the run in one process, which only rank 0 has.
+    """Compares training on one mesh of ranks with training in one process, and keeps a record of each tensor.
 
-    Methods that take a WrappedRun are collective over its mesh; all others are for rank 0.
+    Methods that take a WrappedRun (this rank's training on the mesh) are collective over the mesh; the others are for
+    rank 0.
+
+    Args:
+        sizes: the numbers of ranks along the mesh's axes.
+        options: steps, tolerance and seed.
+        reference: the training in one process on rank 0; None on other ranks.
     """
 
     def __init__(self, sizes: Mesh, options: ParityOptions, reference: ReferenceRun | None) -> None:
@@ -66,7 +72,7 @@ class MeshComparison:
         self._drift: dict[str, float] = {}  # per parameter: sum over steps of lr times the gradient's bound
 
     def compare_initial(self, wrapped: WrappedRun) -> None:
-        """Compare the parameters and buffers before the first step."""
+        """Compare the model's parameters and buffers before the first training step. Collective."""
         parameters = _gather(wrapped, wrapped.names, lambda name: wrapped.get_shard(name, VALUE))
         buffers = _gather(wrapped, wrapped.buffer_names, wrapped.get_buffer)
         if self.reference is None:
@@ -88,7 +94,10 @@ class MeshComparison:
                 self._add_tensor("buffer", tensor, fault)
 
     def compare_step(self, wrapped: WrappedRun) -> None:
-        """Compare a step's loss, gradients and gradient norm; if they agree, update the parameters and compare them."""
+        """Run one training step and compare its loss, gradients and gradient norm. Collective.
+
+        If these values agree, update the parameters and compare the new parameters, too.
+        """
         loss = wrapped.compute()
         losses = wrapped.mesh.comm.gather_object(RankLoss(wrapped.mesh.sampler, loss, torch.initial_seed()))
         gradients = _gather(wrapped, wrapped.names, lambda name: wrapped.get_shard(name, GRADIENT))
@@ -108,11 +117,11 @@ class MeshComparison:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a compared tensor differs; false on ranks other than 0."""
+        """Whether any tensor compared so far differs; always false on ranks other than 0."""
         return self.first is not None
 
     def choose_tolerance(self, reference: ReferenceRun) -> float:
-        """Return the bound of differences relative to a tensor's largest magnitude."""
+        """Return the accepted difference, relative to a tensor's largest magnitude: an option, or by the dtype."""
         if self.options.tolerance is not None:
             return self.options.tolerance
         dtypes = {x.dtype for x in reference.parameters.values()}
@@ -124,7 +133,13 @@ class MeshComparison:
         losses: list[RankLoss],
         gradients: Mapping[str, list[FoundShard]],
     ) -> None:
-        """Compare a step's loss, gradients and gradient norm, and explain the gradients that differ."""
+        """Compare the loss, gradients and gradient norm of a step on rank 0, and find the fault if gradients differ.
+
+        Args:
+            reference: the training in one process, whose step is computed here.
+            losses: the loss of every rank.
+            gradients: the gradient's shards on all ranks, by the parameter's name.
+        """
         expected_loss = reference.compute({loss.sampler: loss.seed for loss in losses})
         noise_of_loss, noise = reference.measure_noise(expected_loss)
         expected = {name: x.cpu().double() for name, x in reference.gradients.items()}
@@ -149,13 +164,24 @@ class MeshComparison:
             self.fault = seen_at, fault
 
     def _add_number(self, quantity: Quantity, expected: float, found: float, bound: float, fault: Fault) -> None:
-        """Compare a number that belongs to no parameter, and keep its record."""
+        """Compare a number, such as the loss, and keep its record.
+
+        Args:
+            quantity: the kind of number.
+            expected: the number in one process.
+            found: the number on the mesh.
+            bound: the largest absolute difference that rounding explains.
+            fault: the likely fault to record if the numbers differ.
+        """
         shards = [FoundShard(0, ShardIndex(), torch.tensor([found], dtype=torch.float64))]
         expected_tensor = torch.tensor([expected], dtype=torch.float64)
         self._add_tensor(quantity, ComparedTensor(quantity, expected_tensor, shards, bound), fault)
 
     def _add_tensor(self, quantity: Quantity, tensor: ComparedTensor, fault: Fault) -> None:
-        """Keep the record of a comparison, unless an earlier step had a larger error; note the first wrong tensor."""
+        """Compare a tensor and keep its record, unless an earlier step had a larger error; note the first wrong tensor.
+
+        `fault` is the likely fault to record if the tensor differs.
+        """
         steps_done = self.reference.step if self.reference is not None else 0
         right = is_equal(tensor)
         record = ParityRecord(
@@ -175,7 +201,7 @@ class MeshComparison:
             self.first, self.fault = record, (tensor.name, fault)
 
     def summarize(self) -> ParitySummaryRecord:
-        """Return the summary record of all comparisons of this mesh."""
+        """Return the record of kind `parity_summary` on all comparisons: the first wrong tensor and its fault."""
         # A gradient that is zero except for rounding has no meaningful relative error.
         errors = [record.relative_error for record in self.records.values() if record.tolerance < 1]
         return ParitySummaryRecord(
@@ -195,14 +221,23 @@ class MeshComparison:
 
 
 def is_equal(tensor: ComparedTensor) -> bool:
-    """Whether the ranks hold all elements of a tensor, and each value is within the bound of the expected value."""
+    """Whether the ranks together hold all elements of a tensor, with values within the bound of the expected ones."""
     return tensor.is_complete and not tensor.differing
 
 
 def _gather(
     wrapped: WrappedRun, names: list[str], get: Callable[[str], FoundShard | None]
 ) -> dict[str, list[FoundShard]]:
-    """Return the shards that `get` returns on all ranks, by name; empty except on rank 0; collective."""
+    """Gather the shards of named tensors from all ranks on rank 0. Collective over the mesh.
+
+    Args:
+        wrapped: this rank's training on the mesh.
+        names: the names of the tensors, the same on all ranks.
+        get: returns this rank's shard of the tensor with a name, or None if the rank holds none.
+
+    Returns:
+        On rank 0, the shards of all ranks by name; an empty dictionary on other ranks.
+    """
     gathered = wrapped.mesh.comm.gather_object([get(name) for name in names])
     if gathered is None:
         return {}
@@ -211,7 +246,10 @@ def _gather(
 
 
 def _average_loss(reference: ReferenceRun, losses: list[RankLoss]) -> float:
-    """Return the mean loss over all samples from the mean losses of the ranks' samples."""
+    """Return the mean loss over all samples, from the ranks' mean losses over their parts of the batch.
+
+    The result is NaN if no rank has the loss of some part.
+    """
     total = 0.0
     for sampler, own in enumerate(split_evenly(reference.case.samples, reference.sizes.samplers)):
         known = [loss.loss for loss in losses if loss.sampler == sampler and loss.loss is not None]
@@ -222,5 +260,5 @@ def _average_loss(reference: ReferenceRun, losses: list[RankLoss]) -> float:
 
 
 def _get_norm(gradients: Iterable[Any]) -> float:
-    """Return the Euclidean norm of all elements."""
+    """Return the Euclidean norm of all elements of all gradients together."""
     return math.sqrt(sum(float(x.square().sum()) for x in gradients))

@@ -22,7 +22,7 @@ from hpccoll.parity.tensor_faults import (
 
 
 def diagnose(run: ReferenceRun, tensors: Mapping[str, ComparedTensor], wrong: Sequence[str]) -> dict[str, Fault]:
-    """Return the likely fault of each wrong tensor.
+    """Return the likely mistake of the training step behind each wrong gradient, by the gradient's name.
 
     Args:
         run: the run in one process, at the step in which the tensors differ.
@@ -43,7 +43,7 @@ def diagnose(run: ReferenceRun, tensors: Mapping[str, ComparedTensor], wrong: Se
 
 
 def find_permuted_shards(sizes: Mesh, tensors: Mapping[str, ComparedTensor]) -> Fault | None:
-    """Return a fault if the shards of some tensors, but not of others, are in another order than the ranks of tp."""
+    """Return a fault if some tensors, but not all, are split over tp in another order than that of the ranks."""
     is_ordered = {}
     for name, tensor in tensors.items():
         rows = {sizes.get_coordinates(shard.rank)["tp"]: shard.index.rows for shard in tensor.shards}
@@ -57,10 +57,14 @@ def find_permuted_shards(sizes: Mesh, tensors: Mapping[str, ComparedTensor]) -> 
 
 
 def choose_fault(wrong: Sequence[str], faults: Mapping[str, Fault]) -> tuple[str, Fault]:
-    """Return the tensor that shows the fault best, and its fault: the last wrong tensor that has an explanation.
+    """Return the name of the wrong gradient that is closest to the fault in the model, and its likely fault.
 
-    A wrong gradient makes the gradients of earlier layers wrong, too, so the last wrong tensor is closest to the fault.
-    If the first wrong tensor has the same kind of fault, the first one is returned.
+    A wrong gradient makes the gradients of earlier layers wrong, too, so the last wrong gradient with an explanation is
+    returned. If the first wrong gradient has the same kind of fault, the first one is returned instead.
+
+    Args:
+        wrong: the names of wrong gradients in the order of the model, at least one.
+        faults: the likely fault of each wrong gradient.
     """
     last = next((name for name in reversed(wrong) if faults[name] is not UNKNOWN), wrong[0])
     name = wrong[0] if faults[wrong[0]].kind == faults[last].kind else last
@@ -68,7 +72,7 @@ def choose_fault(wrong: Sequence[str], faults: Mapping[str, Fault]) -> tuple[str
 
 
 def _find_in_tensor(run: ReferenceRun, wrong: ComparedTensor) -> Fault | None:
-    """Return the fault that a gradient shows without a simulation, or None."""
+    """Return the fault that the values of a wrong gradient show, such as a factor or a missing sum; None if unknown."""
     factors = list_factors(run.sizes, run.case.microbatches, run.case.samples)
     previous = run.previous.gradients if run.previous else {}
     gradients = {name: x.cpu().double() for name, x in run.gradients.items()}

@@ -18,7 +18,7 @@ Predict = Callable[[int], Any]  # rank -> the whole tensor that a fault would le
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The likely reason of a wrong tensor."""
+    """The likely mistake of a training step, such as a missing sum over an axis, that explains a wrong tensor."""
 
     kind: str  # a short name for scripts, such as missing_sum_tp
     text: str  # for people; "it" is the wrong tensor
@@ -29,7 +29,7 @@ UNKNOWN = Fault("unknown", "no known fault explains the difference")
 
 @dataclass(frozen=True, slots=True)
 class FoundShard:
-    """A rank's tensor and its position in the whole tensor."""
+    """The part of a tensor that one rank holds: its values, and their position in the whole tensor (`index`)."""
 
     rank: int
     index: ShardIndex
@@ -38,7 +38,7 @@ class FoundShard:
 
 @dataclass(frozen=True, slots=True)
 class ComparedTensor:
-    """A tensor in one process and on the ranks of a mesh, in float64."""
+    """A tensor of training in one process, and its shards on the ranks of a mesh, both in float64."""
 
     name: str
     expected: Any  # the whole tensor in one process
@@ -48,12 +48,12 @@ class ComparedTensor:
 
     @property
     def differing(self) -> list[FoundShard]:
-        """The shards that differ from one process by more than the bound."""
+        """The shards of which some element differs from that of one process by more than the bound."""
         return [shard for shard in self.shards if exceeds(shard.values, shard.index.take(self.expected), self.bound)]
 
     @property
     def is_complete(self) -> bool:
-        """Whether the shards contain all elements."""
+        """Whether the shards of all ranks together contain all elements of the whole tensor."""
         rows = [shard.index.rows for shard in self.shards if shard.index.dim is not None]
         if len(rows) < len(self.shards) or not rows:
             return bool(self.shards)
@@ -62,13 +62,17 @@ class ComparedTensor:
 
     @property
     def error(self) -> float:
-        """The largest difference of any element, relative to the largest magnitude; infinite if a shape differs."""
+        """The largest difference of any element, divided by the largest magnitude; infinite for a wrong shape."""
         pairs = [(shard.values, shard.index.take(self.expected)) for shard in self.shards]
         errors = [float((x - y).abs().max()) if x.shape == y.shape else math.inf for x, y in pairs]
         return max(errors, key=lambda error: (math.isnan(error), error), default=math.inf) / self.largest
 
     def assemble(self) -> Any:
-        """Return the whole tensor: the first whole shard, or else each element from the highest rank that holds it."""
+        """Return the whole tensor, put together from the ranks' shards.
+
+        If a rank holds the whole tensor, its values are returned. Elements that several ranks hold come from the last
+        of these ranks.
+        """
         whole = torch.zeros_like(self.expected)
         for shard in self.shards:
             if shard.index.dim is None:
@@ -77,7 +81,12 @@ class ComparedTensor:
         return whole
 
     def matches(self, predict: Predict, among: Iterable[FoundShard] | None = None) -> bool:
-        """Whether the shards `among` (default: those that differ) equal their rank's prediction within 4 bounds."""
+        """Whether shards equal what a fault would leave on their ranks, within 4 times the bound.
+
+        Args:
+            predict: returns, for a rank, the whole tensor that the fault would leave on the rank.
+            among: the shards to compare; None for those that differ from one process.
+        """
         chosen = list(self.differing if among is None else among)
         scale = max([1.0, *(float(predict(shard.rank).abs().max()) / self.largest for shard in chosen)])
         return bool(chosen) and not any(
@@ -86,28 +95,35 @@ class ComparedTensor:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude in the expected tensor, and at least the bound."""
+        """The largest magnitude of an element of the expected tensor, or the bound if the bound is larger."""
         return max(float(self.expected.abs().max()), self.bound, sys.float_info.min)
 
     def list_groups(self, sizes: Mesh, axis: str) -> list[list[FoundShard]]:
-        """Return the shards of the same elements whose ranks differ along one axis only, group by group."""
+        """Return the shards in groups: a group has the shards of ranks that differ only along `axis` of the mesh."""
         by_rank = {shard.rank: shard for shard in self.shards}
         groups = {tuple(sizes.get_group_ranks(rank, axis)) for rank in by_rank}
         return [[by_rank[rank] for rank in group if rank in by_rank] for group in sorted(groups)]
 
     def select(self, mask: Any) -> ComparedTensor:
-        """Return the comparison of the elements where `mask` is true; all shards must be whole tensors."""
+        """Return the same comparison for only the elements at which the boolean tensor `mask` is true.
+
+        Every shard must be a whole tensor.
+        """
         shards = [replace(shard, values=shard.values[mask]) for shard in self.shards]
         return replace(self, expected=self.expected[mask], shards=shards)
 
 
 def exceeds(found: Any, expected: Any, bound: float) -> bool:
-    """Whether any element differs by more than `bound`; NaN differs from everything."""
+    """Whether two tensors differ in shape, or in any element by more than `bound`; NaN differs from everything."""
     return found.shape != expected.shape or bool((~((found - expected).abs() <= bound)).any())
 
 
 def fit_factor(pairs: Iterable[tuple[Any, Any]]) -> float:
-    """Return the factor c that minimises the sum of (found - c expected)^2 over pairs (found, expected)."""
+    """Return the number c with which c * expected is closest to found, over all pairs (found, expected) of tensors.
+
+    The number c minimises the sum of the squares of found - c * expected. The result is 0 if all expected tensors are
+    zero.
+    """
     numerator = denominator = 0.0
     for found, expected in pairs:
         numerator += float((found * expected).sum())
@@ -116,6 +132,6 @@ def fit_factor(pairs: Iterable[tuple[Any, Any]]) -> float:
 
 
 def format_shard_ranks(shards: Iterable[FoundShard]) -> str:
-    """Return the ranks of shards as words: `rank 1`, `ranks 0, 2`."""
+    """Return the ranks that hold the shards in words, such as `rank 1` or `ranks 0, 2`."""
     ranks = [shard.rank for shard in shards]
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

@@ -16,14 +16,16 @@ from hpccoll.peers.process_group import open_process_group
 
 @pytest.fixture(scope="session")
 def parity() -> Iterator[Callable[..., ParityReport]]:
-    """Yield a function `parity(build, mesh="dp", **options)` that fails the test, on all ranks, if a tensor differs.
+    """Yield a function `parity(build, mesh="dp", **options)` that checks a model's parallel training step.
 
-    `options` are those of `ParityOptions`. If torch.distributed is not initialised, it is started over gloo.
+    The function compares the training of `build()`, a ParityCase, on the mesh with that in one process, and fails the
+    test on all ranks if a tensor differs. `options` are those of `ParityOptions`. If torch.distributed is not
+    initialised, it is started over gloo.
     """
     with Communicator() as comm, open_process_group("gloo"):
 
         def check(build: Callable[[], ParityCase], mesh: str = "dp", **options: Any) -> ParityReport:
-            """Compare a model's training on `mesh` with one process; raise if they differ."""
+            """Compare a model's training on `mesh` with that in one process; raise WrongResultError if they differ."""
             report = check_parity(comm, build, mesh, ParityOptions(**options))
             report.require_equal()
             return report

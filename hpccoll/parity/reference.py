@@ -17,15 +17,23 @@ NOISE_TRIALS = 2  # random directions in which parameters change to measure roun
 
 
 def get_seed(step: int, sampler: int, seed: int) -> int:
-    """Return the seed of torch's random numbers (dropout) in a step, different for each part of the batch."""
+    """Return the seed of torch's random numbers (for dropout) for a step and a part of the batch (`sampler`).
+
+    `seed` is that of the whole run; steps and parts get different seeds.
+    """
     return seed + 1_000_003 * (step + 1) + 1009 * sampler
 
 
 class ReferenceRun:
-    """The training of the whole model in one process, by plain SGD.
+    """The training of the whole model in one process by SGD, which gives the right losses, gradients and parameters.
 
     A loss that depends on random numbers, such as that of a model with dropout, is computed part by part with the seeds
     of the mesh's ranks; any other loss is computed from the whole batch at once.
+
+    Args:
+        case: the model and the batch.
+        sizes: the numbers of ranks along the axes of the mesh that is compared with this run.
+        seed: the seed of random numbers of the whole run.
 
     Attributes:
         seeds: the seed of random numbers in this step, by part of the batch.
@@ -43,11 +51,11 @@ class ReferenceRun:
         self.shared_seed: int | None = None
 
     def compute(self, seeds: Mapping[int, int]) -> float:
-        """Compute the gradients of the step's mean loss and return the loss.
+        """Compute the gradients of the step's mean loss over the batch into `gradients`, and return this loss.
 
         Args:
-            seeds: the last seed of torch's random numbers by part of the batch. If two are equal, `get_seed` replaces
-                them all.
+            seeds: the seed of torch's random numbers that the ranks used, by part of the batch. If two parts have equal
+                seeds, which is a mistake, seeds of `get_seed` are used instead.
         """
         used = list(seeds.values())
         self.shared_seed = next((seed for seed in used if used.count(seed) > 1), None)
@@ -63,12 +71,12 @@ class ReferenceRun:
         changes: AbstractContextManager[Any] | None = None,
         seeds: Sequence[int] | None = None,
     ) -> tuple[float, Gradients]:
-        """Return the mean loss of samples of the step's batch, and its gradients; the model's buffers stay unchanged.
+        """Return the mean loss over samples of the step's batch, and its gradients; the model's buffers stay unchanged.
 
         Args:
-            parts: slices of the batch, each with its sampler; None computes the whole batch at once. The losses
-                of parts are weighted by their shares of the batch.
-            changes: a context manager that changes the computation of the loss.
+            parts: slices of the batch, each with the index (sampler) of the part to which it belongs; None computes the
+                whole batch at once. The losses of slices are weighted by their shares of the batch.
+            changes: context manager in which to compute the loss, to simulate a fault; None for the right computation.
             seeds: seeds of random numbers by sampler; None takes those of the step.
         """
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
@@ -91,7 +99,10 @@ class ReferenceRun:
         return total, {name: x.grad for name, x in self.parameters.items() if x.grad is not None}
 
     def measure_noise(self, loss: float) -> tuple[float, dict[str, float]]:
-        """Return the largest changes of `loss` and of each gradient if all parameters change by one epsilon."""
+        """Return the changes of `loss` and of each gradient if all parameters change by one epsilon, to bound rounding.
+
+        The changes are absolute; that of a gradient is the largest over its elements, by the parameter's name.
+        """
         parts = self.list_parts() if self.is_random else None
         exact = {name: x.detach().clone() for name, x in self.parameters.items()}
         loss_change, changes = 0.0, dict.fromkeys(self.gradients, 0.0)
@@ -110,7 +121,7 @@ class ReferenceRun:
         return loss_change, changes
 
     def apply(self, lr: float) -> None:
-        """Take the SGD step with the computed gradients, and keep the state before it as `previous`."""
+        """Update the parameters by an SGD step with learning rate `lr`; keep the previous state as `previous`."""
         self.previous = None
         self.previous = copy.copy(self)
         self.previous.model = copy.deepcopy(self.model)
@@ -121,16 +132,19 @@ class ReferenceRun:
         self.step += 1
 
     def list_parts(self, samplers: Sequence[int] | None = None) -> list[tuple[slice, int]]:
-        """Return the micro-batches of the given samplers (default: all), each with its sampler."""
+        """Return the micro-batches of parts of the batch as slices, each with the index (sampler) of its part.
+
+        `samplers` are the indices of the parts; None for all.
+        """
         parts = self.case.list_parts(self.sizes)
         return [(part, at) for at in (range(len(parts)) if samplers is None else samplers) for part in parts[at]]
 
     def find_module(self, name: str) -> Any:
-        """Return the module that directly holds the parameter `name`."""
+        """Return the submodule of the model that has the parameter `name` as its own attribute."""
         return self.model.get_submodule(name.rpartition(".")[0])
 
     def _has_random_loss(self) -> bool:
-        """Whether the loss of the first batch draws random numbers of torch."""
+        """Whether the computation of the loss draws random numbers of torch, as with dropout."""
         before = _list_random_states()
         with torch.no_grad():
             self.case.loss(copy.deepcopy(self.model), *self.case.get_batch(0))

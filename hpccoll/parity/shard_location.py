@@ -14,17 +14,20 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """The position of a shard in the whole tensor: the indices `rows` of dimension `dim`; None for the whole tensor."""
+    """The position of a rank's shard in a whole tensor: the slices with indices `rows` along dimension `dim`.
+
+    `dim` and `rows` are None if the shard is the whole tensor.
+    """
 
     dim: int | None = None
     rows: Any = None
 
     def take(self, whole: Any) -> Any:
-        """Return the shard of a whole tensor."""
+        """Return the part of a whole tensor at this position."""
         return whole if self.dim is None else whole.index_select(self.dim, self.rows)
 
     def is_same(self, other: ShardIndex) -> bool:
-        """Whether both are positions of the same elements."""
+        """Whether this position and `other` select the same elements."""
         return self.dim == other.dim and (self.dim is None or torch.equal(self.rows, other.rows))
 
 
@@ -58,6 +61,6 @@ def locate_shard(whole: Any, shard: Any, sibling: ShardIndex | None, position: i
 
 
 def _list_rows(x: Any, dim: int) -> list[bytes]:
-    """Return the bytes of each slice of a tensor along a dimension."""
+    """Return the bytes of each slice of the tensor `x` along dimension `dim`, to compare slices with each other."""
     rows = x.detach().cpu().movedim(dim, 0).contiguous().reshape(x.shape[dim], -1)
     return [row.tobytes() for row in rows.view(torch.uint8).numpy()]

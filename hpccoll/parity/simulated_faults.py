@@ -20,14 +20,17 @@ ComparedTensors = Mapping[str, ComparedTensor]  # by name
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFault:
-    """A fault and the whole gradients that the fault would leave on the ranks."""
+    """A mistake in a training step, and the gradients that the ranks of a mesh would hold because of it."""
 
     kind: str
     text: str
-    gradients: Sequence[Gradients]  # one for all ranks, or one per index along tp
+    gradients: Sequence[Gradients]  # a single element for all ranks, or one element per index along tp
 
     def explains(self, wrong: ComparedTensor, sizes: Mesh) -> bool:
-        """Whether each rank that holds wrong values of a tensor holds the values that the fault predicts."""
+        """Whether every rank with wrong values of the tensor `wrong` has the values that this fault predicts.
+
+        `sizes` are the numbers of ranks along the mesh's axes.
+        """
         if wrong.name not in self.gradients[0]:
             return False
         return wrong.matches(
@@ -38,7 +41,13 @@ class SimulatedFault:
 
 
 def simulate_faults(run: ReferenceRun, tensors: ComparedTensors, wrong: Sequence[str]) -> Iterator[SimulatedFault]:
-    """Yield the faults that may explain the tensors named `wrong`, one simulated after the other."""
+    """Yield faults that may explain the wrong gradients, one after the other, each simulated in one process.
+
+    Args:
+        run: the training in one process, at the step with wrong gradients.
+        tensors: all compared gradients by name.
+        wrong: the names of the wrong gradients, in the order of the model.
+    """
     yield from simulate_samples(run)
     if run.shared_seed is not None and run.is_random:
         shared = run.compute_gradients(run.list_parts(), seeds=[run.shared_seed] * run.sizes.samplers)[1]
@@ -52,7 +61,7 @@ def simulate_faults(run: ReferenceRun, tensors: ComparedTensors, wrong: Sequence
 
 
 def simulate_samples(run: ReferenceRun) -> Iterator[SimulatedFault]:
-    """Yield faults in the choice and weight of samples, such as computing only one part or micro-batch."""
+    """Yield faults in the choice and the weights of samples, such as gradients of only one micro-batch."""
     sizes, parts = run.sizes, run.list_parts()
     own = [run.compute_gradients(run.list_parts([at]))[1] for at in range(sizes.samplers)]
     shares = [
@@ -75,7 +84,7 @@ def simulate_samples(run: ReferenceRun) -> Iterator[SimulatedFault]:
 
 
 def _is_additive(run: ReferenceRun, own: Sequence[Gradients]) -> bool:
-    """Whether the gradients of the parts add up to that of the batch: the loss is a mean over equal samples."""
+    """Whether the gradients `own` of the batch's parts add up to those of the whole batch, as for a mean loss."""
     added = _add(own)
     largest = max(float(x.abs().max()) for x in run.gradients.values())
     return all(float((added[name] - x).abs().max()) <= 1e-3 * largest for name, x in run.gradients.items())
@@ -92,7 +101,10 @@ def _add(addends: Sequence[Gradients]) -> Gradients:
 
 
 def simulate_stale_activations(run: ReferenceRun, wrong: Sequence[str]) -> Iterator[SimulatedFault]:
-    """Yield faults in which the backward pass of a module uses the input of another micro-batch or step."""
+    """Yield faults in which the backward pass of a module uses the input of another micro-batch or step.
+
+    `wrong` are the names of wrong gradients, whose modules are tried.
+    """
     modules = {name.rpartition(".")[0]: run.find_module(name) for name in [*wrong[-MAX_MODULES:], wrong[0]]}
     records = _record_calls(run, modules)
     before = (
@@ -125,7 +137,10 @@ def simulate_stale_activations(run: ReferenceRun, wrong: Sequence[str]) -> Itera
 
 
 def _record_calls(run: ReferenceRun, modules: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return for each module, micro-batch by micro-batch, its inputs and the gradient of its output."""
+    """Run the step, and return each module's calls by the module's name.
+
+    A call is a list of the inputs and the gradient of the output, one call per micro-batch.
+    """
     records: dict[str, list[Any]] = {name: [] for name in modules}
 
     def make_hook(name: str) -> Callable[..., None]:
@@ -145,7 +160,11 @@ def _record_calls(run: ReferenceRun, modules: Mapping[str, Any]) -> dict[str, li
 
 
 def _backpropagate(module: Any, name: str, pairs: Sequence[tuple[Any, Any]]) -> Gradients:
-    """Return the gradients of a module's parameters for pairs of its inputs and the gradient of its output."""
+    """Return the gradients of a module's parameters, summed over pairs of inputs and the gradient of the output.
+
+    Gradients are returned by the parameter's name in the whole model, in which the module has the name `name`. The
+    result is empty if an output does not have its gradient's shape.
+    """
     parameters = dict(module.named_parameters())
     total = {each: torch.zeros_like(x) for each, x in parameters.items()}
     for inputs, gradient in pairs:
@@ -159,7 +178,10 @@ def _backpropagate(module: Any, name: str, pairs: Sequence[tuple[Any, Any]]) -> 
 
 
 def _list_rows_by_tp(tensors: ComparedTensors, sizes: Mesh, dim: int) -> dict[str, dict[int, Any]]:
-    """Return the rows of each tensor that is split along `dim`, by tensor and tp index."""
+    """Return, for each matrix that is split over tp along dimension `dim`, the slices of each tp index.
+
+    The result maps the name of the matrix and the tp index to the indices of the slices.
+    """
     by_name: dict[str, dict[int, Any]] = {}
     for name, tensor in tensors.items():
         rows = {
@@ -173,18 +195,21 @@ def _list_rows_by_tp(tensors: ComparedTensors, sizes: Mesh, dim: int) -> dict[st
 
 
 def _choose_layers(run: ReferenceRun, names: Iterable[str]) -> list[list[str]]:
-    """Return the sets of linear layers to simulate a fault in, as names of weights: each layer alone, then all."""
+    """Return the sets of linear layers in which to simulate a fault: each layer alone, then all together.
+
+    Layers are given and returned by the names of their weights; weights of other modules are left out.
+    """
     linear = [name for name in names if isinstance(run.find_module(name), torch.nn.Linear)]
     return [*([name] for name in linear[:MAX_MODULES]), *([linear] if len(linear) > 1 else [])]
 
 
 def _format_layers(chosen: Sequence[str]) -> str:
-    """Return words for the layers of the chosen weights."""
+    """Return words for the layers whose weights are `chosen`: `layers.0`, or `each layer like layers.0`."""
     return chosen[0].rpartition(".")[0] if len(chosen) == 1 else f"each layer like {chosen[0].rpartition('.')[0]}"
 
 
 def simulate_partial_backward(run: ReferenceRun, tensors: ComparedTensors) -> Iterator[SimulatedFault]:
-    """Yield faults in which the gradients of the inputs of layers that are split by output are not summed over tp."""
+    """Yield faults of column-parallel layers: the gradient of the layer's input is not summed over tp."""
     split = _list_rows_by_tp(tensors, run.sizes, dim=0)
     for chosen in _choose_layers(run, split):
         by_tp = []
@@ -196,7 +221,7 @@ def simulate_partial_backward(run: ReferenceRun, tensors: ComparedTensors) -> It
 
 
 def _keep_columns(rows: Any) -> Callable[..., Any]:
-    """Return a forward hook after which only the output features `rows` pass gradients on."""
+    """Return a forward hook for a module that lets gradients through only for the output features `rows`."""
 
     def hook(_module: Any, _inputs: Any, output: Any) -> Any:
         """Return the output, detached from autograd except for the features `rows`."""
@@ -208,7 +233,7 @@ def _keep_columns(rows: Any) -> Callable[..., Any]:
 
 
 def simulate_row_faults(run: ReferenceRun, tensors: ComparedTensors) -> Iterator[SimulatedFault]:
-    """Yield faults of layers that are split by input: no sum over tp, or a bias that each rank adds before the sum."""
+    """Yield faults of row-parallel layers: no sum over tp, or a bias that each rank adds before the sum."""
     split = _list_rows_by_tp(tensors, run.sizes, dim=1)
     for chosen in _choose_layers(run, split):
         modules = {name: run.find_module(name) for name in chosen}
@@ -223,19 +248,21 @@ def simulate_row_faults(run: ReferenceRun, tensors: ComparedTensors) -> Iterator
 
 
 def _add_to_output(extra: Any) -> Callable[..., Any]:
-    """Return a forward hook that adds a tensor to the output."""
+    """Return a forward hook for a module that adds the tensor `extra` to the module's output."""
     return lambda _module, _inputs, output: output + extra
 
 
 def _keep_inputs(rows: Any) -> Callable[..., Any]:
-    """Return a forward hook after which the output of a linear layer depends on the input features `rows` only."""
+    """Return a forward hook for a linear layer that computes the output from the input features `rows` only."""
     return lambda module, inputs, _: torch.nn.functional.linear(
         inputs[0][..., rows], module.weight[:, rows], module.bias
     )
 
 
 class _ShiftedVocabulary(TorchFunctionMode):  # type: ignore[misc] # torch has no types here
-    """A mode in which embeddings or target logits are looked up in shards that assume a wrong first token.
+    """Context manager that simulates a vocabulary split over tp, in which ranks assume a wrong first token.
+
+    Within the context, torch looks up embeddings, or the logits of targets, as such ranks would.
 
     Args:
         shards: for each rank of tp, the true first token, the number of tokens, and the first token that it assumes.
@@ -257,7 +284,12 @@ class _ShiftedVocabulary(TorchFunctionMode):  # type: ignore[misc] # torch has n
         return (logits.logsumexp(1) - chosen).mean()
 
     def _sum_shards(self, tokens: Any, look_up: Callable[[Any], Any]) -> Any:
-        """Return the sum over ranks of the values looked up for those `tokens` that a rank assumes in its shard."""
+        """Return the sum over the ranks of tp of the values that each rank looks up for its own tokens, 0 for others.
+
+        Args:
+            tokens: the tokens to look up.
+            look_up: returns the values of tokens, such as embeddings.
+        """
         total: Any = 0
         for true, count, assumed in self.shards:
             inside = (tokens >= assumed) & (tokens < assumed + count)

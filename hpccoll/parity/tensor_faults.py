@@ -12,18 +12,18 @@ from hpccoll.parallel.mesh import AXES, REPLICAS, Mesh
 from hpccoll.parity.fault import ComparedTensor, Fault, FoundShard, exceeds, fit_factor, format_shard_ranks
 
 MAX_CANDIDATES = 1000  # most positions in the bucket that `find_shift` compares
-LOSS_FACTORS = (*REPLICAS, "microbatches")  # ends of the kinds of faults in the scale of the loss
-SMALL_PART = 0.5  # largest fraction of elements that differ if an end of a bucket is missing
+LOSS_FACTORS = (*REPLICAS, "microbatches")  # kinds of faults with these endings scale the loss, and so all gradients
+SMALL_PART = 0.5  # largest fraction of elements that differ if an end of a gradient bucket is missing
 
 
 def find_not_finite(wrong: ComparedTensor) -> Fault | None:
-    """Return a fault if a rank holds NaN or infinity."""
+    """Return a fault if a rank's shard of the gradient has a NaN or an infinity, else None."""
     ranks = [shard for shard in wrong.shards if not bool(shard.values.isfinite().all())]
     return Fault("not_finite", f"NaN or infinity on {format_shard_ranks(ranks)}") if ranks else None
 
 
 def find_zero(wrong: ComparedTensor) -> Fault | None:
-    """Return a fault if the gradient is zero on all ranks where it is wrong."""
+    """Return a fault if the gradient is zero on all ranks on which it is wrong, else None."""
     if not wrong.matches(lambda _: torch.zeros_like(wrong.expected)):
         return None
     ranks = format_shard_ranks(wrong.differing)
@@ -31,7 +31,10 @@ def find_zero(wrong: ComparedTensor) -> Fault | None:
 
 
 def find_factor(wrong: ComparedTensor, factors: Mapping[str, float]) -> Fault | None:
-    """Return a fault if all ranks hold the right gradient times one factor; `factors` are those of known faults."""
+    """Return a fault if all ranks hold the right gradient times one number, else None.
+
+    `factors` are the numbers that known faults multiply gradients with, by kind of fault.
+    """
     factor = fit_factor((shard.values, shard.index.take(wrong.expected)) for shard in wrong.shards)
     if not wrong.matches(lambda _: wrong.expected * factor, wrong.shards):
         return None
@@ -48,7 +51,13 @@ def find_factor(wrong: ComparedTensor, factors: Mapping[str, float]) -> Fault | 
 
 
 def list_factors(sizes: Mesh, microbatches: int, samples: int) -> dict[str, float]:
-    """Return the factors that known faults multiply gradients with, by kind, the likelier kind first."""
+    """Return the numbers that known faults multiply gradients with, by kind of fault, the likelier kinds first.
+
+    Args:
+        sizes: the numbers of ranks along the mesh's axes.
+        microbatches: the number of micro-batches of a rank.
+        samples: the number of samples of the whole batch.
+    """
     counts = {"microbatches": microbatches, **{axis: sizes.count(axis) for axis in AXES}}
     factors: dict[str, float] = {}
     for kind, count in counts.items():
@@ -61,7 +70,10 @@ def list_factors(sizes: Mesh, microbatches: int, samples: int) -> dict[str, floa
 
 
 def _explain_axis_factor(kind: str) -> str:
-    """Return the likely cause of a gradient that is wrong by a factor of the size of a mesh axis."""
+    """Return the likely cause, in words, of a gradient that is wrong by the size of a mesh axis.
+
+    `kind` is a kind of fault: the axis, such as `tp`, or `inverse_` and the axis if the gradient is too small.
+    """
     axis = kind.rpartition("_")[2]
     if kind.startswith("inverse"):
         return f"divided by the size of {axis} once too often, or averaged over {axis} instead of summed"
@@ -87,7 +99,7 @@ _FACTOR_TEXTS: Mapping[str, Callable[[str], str]] = {
 
 
 def find_missing_reduction(wrong: ComparedTensor, sizes: Mesh) -> Fault | None:
-    """Return a fault if the right gradient is the sum or the average over one axis of what the ranks hold."""
+    """Return a fault if the right gradient is the sum or average of the ranks' gradients over one axis, else None."""
     for axis in ("tp", "dp", "pp", "cp", "ep"):
         groups = [group for group in wrong.list_groups(sizes, axis) if len(group) > 1]
         if not groups or any(not each.index.is_same(group[0].index) for group in groups for each in group):
@@ -111,7 +123,7 @@ def find_missing_reduction(wrong: ComparedTensor, sizes: Mesh) -> Fault | None:
 
 
 def find_missing_elements(wrong: ComparedTensor, sizes: Mesh) -> Fault | None:
-    """Return a fault if only some elements differ, and these elements are zero or not reduced over an axis."""
+    """Return a fault if only some elements differ, and these are zero or not summed over an axis, else None."""
     if any(shard.index.dim is not None for shard in wrong.shards):
         return None
     differing = torch.stack([(shard.values - wrong.expected).abs() > wrong.bound for shard in wrong.shards]).any(0)
@@ -132,12 +144,15 @@ def find_missing_elements(wrong: ComparedTensor, sizes: Mesh) -> Fault | None:
 
 
 def find_shift(wrong: ComparedTensor, gradients: Mapping[str, Any]) -> Fault | None:
-    """Return a fault if the values stand elsewhere in the bucket, the concatenation of all right gradients."""
+    """Return a fault if the wrong values are found elsewhere in the bucket of right gradients, else None.
+
+    `gradients` are the right gradients by name; the bucket is their concatenation.
+    """
     first, *others = wrong.shards
     found = first.values.flatten()
     if first.index.dim is not None or len(found) < 4 or any(exceeds(other.values, first.values, 0) for other in others):
         return None
-    inner = found[1:-1]  # the ends of the bucket may hold anything
+    inner = found[1:-1]  # the fault may have put any values at the ends of the bucket
     for names in (list(gradients), list(gradients)[::-1]):
         bucket = torch.cat([gradients[name].flatten() for name in names])
         starts = dict(zip(names, accumulate([0, *(gradients[name].numel() for name in names)]), strict=False))
@@ -151,7 +166,10 @@ def find_shift(wrong: ComparedTensor, gradients: Mapping[str, Any]) -> Fault | N
 def _describe_shift(
     wrong: ComparedTensor, start: int, starts: Mapping[str, int], gradients: Mapping[str, Any]
 ) -> Fault:
-    """Return the fault of a tensor whose elements begin at `start` of the bucket."""
+    """Return the fault of a tensor that holds the bucket's elements from position `start` on.
+
+    `starts` has the position at which each right gradient begins in the bucket.
+    """
     shift = start - starts[wrong.name]
     for other, begin in starts.items():
         if begin == start and gradients[other].numel() == wrong.expected.numel():
@@ -163,7 +181,7 @@ def _describe_shift(
 
 
 def find_swapped_shards(wrong: ComparedTensor) -> Fault | None:
-    """Return a fault if a rank holds the gradient of another rank's shard."""
+    """Return a fault if a rank holds the gradient of another rank's shard, else None."""
     for each, other in product(wrong.differing, wrong.shards):
         expected = other.index.take(wrong.expected)
         if not other.index.is_same(each.index) and not exceeds(each.values, expected, 4 * wrong.bound):
@@ -172,7 +190,10 @@ def find_swapped_shards(wrong: ComparedTensor) -> Fault | None:
 
 
 def find_previous_step(wrong: ComparedTensor, previous: Mapping[str, Any]) -> Fault | None:
-    """Return a fault if the gradient is that of the step before (`previous`), or the sum of both gradients."""
+    """Return a fault if the gradient is that of the previous step, or the sum of both steps' gradients, else None.
+
+    `previous` are the right gradients of the previous step by name, empty in the first step.
+    """
     if wrong.name not in previous:
         return None
     before = previous[wrong.name].cpu().double()

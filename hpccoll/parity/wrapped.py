@@ -19,7 +19,14 @@ VALUE, GRADIENT = "value", "gradient"
 
 
 class WrappedRun:
-    """This rank's training by plain SGD; the constructor and all methods are collective over the mesh.
+    """This rank's part of training on the mesh by SGD, with the user's parallel model.
+
+    The constructor and all methods are collective over the mesh.
+
+    Args:
+        case: the model, the batch and the parallel training step.
+        mesh: the mesh of ranks.
+        seed: the seed of random numbers of the whole run.
 
     Attributes:
         names: the names of the whole model's parameters, in its order, which are the same on all ranks.
@@ -28,7 +35,7 @@ class WrappedRun:
 
     def __init__(self, case: ParityCase, mesh: ParityMesh, seed: int) -> None:
         self.case, self.mesh, self.seed, self.step = case, mesh, seed, 0
-        # The original parameters must stay alive, because new objects could get the ids of freed ones.
+        # Keep the original parameters alive, because new objects could otherwise get the Python ids of freed ones.
         self._originals = dict(case.model.named_parameters(remove_duplicate=False))
         names = {id(x): name for name, x in reversed(self._originals.items())}
         self._names = {alias: names[id(x)] for alias, x in self._originals.items()}
@@ -41,7 +48,14 @@ class WrappedRun:
         self._indices = self._locate(initial)
 
     def _match_parameters(self, names: dict[int, str], initial: dict[str, Any]) -> dict[str, Any]:
-        """Return the wrapped parameters by their name in the whole model: by identity, name or initial value."""
+        """Return the parameters of this rank's modules by their names in the whole model.
+
+        A parameter is found in the whole model by identity, else by its name, else by its initial value.
+
+        Args:
+            names: the names of the whole model's parameters by `id`.
+            initial: the initial values of the whole model's parameters by name.
+        """
         by_name = {}
         for module in self._modules:
             for wrapped_name, x in module.named_parameters():
@@ -59,7 +73,10 @@ class WrappedRun:
         return by_name
 
     def _locate(self, initial: dict[str, Any]) -> dict[str, ShardIndex | None]:
-        """Return the position of each wrapped parameter in the whole parameter; None if its values are not there."""
+        """Return the position of each of this rank's parameters in the whole parameter, whose value is in `initial`.
+
+        The position is None if the values of this rank's parameter are not found in the whole parameter.
+        """
         indices: dict[str, ShardIndex | None] = {}
         siblings: dict[str, ShardIndex | None] = {}
         for name in self._parameters:
@@ -70,21 +87,26 @@ class WrappedRun:
         return indices
 
     def compute(self) -> float | None:
-        """Compute the gradients of a step; return the mean loss of this rank's samples, or None without a loss."""
+        """Compute this rank's gradients of the present step; return the mean loss of this rank's part of the batch.
+
+        The result is None on a rank that does not compute the loss.
+        """
         for x in self._parameters.values():
             x.grad = None
         torch.manual_seed(get_seed(self.step, self.mesh.sampler, self.seed))
         return self.case.run_backward(self._modules, self.step, self.mesh)
 
     def apply(self, lr: float) -> None:
-        """Update the parameters by one SGD step."""
+        """Update this rank's parameters by one SGD step with learning rate `lr`."""
         torch.optim.SGD(self._parameters.values(), lr=lr).step()
         self.step += 1
 
     def get_shard(self, name: str, kind: str) -> FoundShard | None:
-        """Return this rank's value or gradient of a parameter in float64; None if the rank does not hold it.
+        """Return this rank's shard of a parameter or of its gradient in float64; None if the rank does not hold it.
 
-        A gradient that was not computed is zero.
+        Args:
+            name: the parameter's name in the whole model.
+            kind: VALUE or GRADIENT; a gradient that was not computed is zero.
         """
         x = self._parameters.get(name)
         if x is None:
@@ -95,7 +117,7 @@ class WrappedRun:
         return FoundShard(self.mesh.comm.rank, index or ShardIndex(), values.detach().cpu().double())
 
     def get_buffer(self, name: str) -> FoundShard | None:
-        """Return this rank's buffer in float64; None if the rank does not hold it."""
+        """Return this rank's buffer `name` in float64; None if the rank does not hold the buffer."""
         x = self._buffers.get(name)
         if x is None:
             return None
@@ -103,12 +125,12 @@ class WrappedRun:
 
 
 def clean(name: str) -> str:
-    """Return a parameter's name without the parts that wrappers of torch insert."""
+    """Return a parameter's name without the prefixes, such as `module.`, that wrappers of torch insert."""
     for inserted in WRAPPERS:
         name = name.replace(inserted, "")
     return name
 
 
 def get_whole(x: Any) -> Any:
-    """Return the whole tensor of a DTensor, collectively, and any other tensor unchanged."""
+    """Return the whole tensor of a DTensor, which is collective over its mesh, or any other tensor unchanged."""
     return x.full_tensor() if isinstance(x, DTensor) else x

@@ -26,7 +26,9 @@ __all__ = [
 
 
 def start_engine(name: str, comm: MPI.Intracomm) -> LibraryEngine:
-    """Start an engine by name and return it. Collective over `comm`.
+    """Start and return an engine, a library whose collectives hpccoll is compared with. Collective over `comm`.
+
+    `name` is one of ENGINE_NAMES: `mpi`, `gloo`, `nccl`, or `torch-hpccoll` (hpccoll as a torch backend).
 
     Raises:
         UnknownNameError: `name` is not the name of an engine.
@@ -41,9 +43,15 @@ def start_engine(name: str, comm: MPI.Intracomm) -> LibraryEngine:
 def start_engines(
     comm: MPI.Intracomm, names: Iterable[str], *, requires_all: bool = False
 ) -> tuple[list[LibraryEngine], list[str]]:
-    """Start the named engines that can run; return them, and `NAME: REASON` for the others. Collective over `comm`.
+    """Start those of the named engines that can run. Collective over `comm`.
 
-    The reason is left out for `nccl`, because few machines have NCCL. Without a GPU, torch is not imported for `nccl`.
+    Args:
+        comm: the ranks to run on.
+        names: names of engines, as in `start_engine`.
+        requires_all: raise an error if any of the engines cannot run.
+
+    Returns:
+        The started engines, and `NAME: REASON` for each other engine but `nccl`, because few machines have NCCL.
 
     Raises:
         UnavailableError: `requires_all` is set, and some engine cannot run; the message has all reasons.

@@ -11,21 +11,21 @@ from typing import Any
 
 from hpccoll.errors import UnavailableError
 
-_MOST_CHARACTERS = 8192  # of a name or a description
+_MOST_CHARACTERS = 8192  # longest name or description of a control variable that is read
 
 
 @dataclass(frozen=True, slots=True)
 class _Variable:
-    """An integer variable: its handle in the tool interface, and the names of its values, if any."""
+    """An integer control variable (MPI_T cvar): its handle, and its possible values by name, if they have names."""
 
     handle: ctypes.c_void_p
     values: Mapping[str, int]
 
 
 class ControlVariables:
-    """The control variables of the MPI library of this process, by name; the values must be integers.
+    """Reads and sets integer control variables (MPI_T cvars) of the MPI library in this process, by name.
 
-    Changes hold for this process only: all ranks must make the same ones.
+    A change holds for this process only, so all ranks must make the same changes.
 
     Raises:
         UnavailableError: the library has no tool interface.
@@ -38,13 +38,13 @@ class ControlVariables:
         self._call("init_thread", MPI.Query_thread(), ctypes.byref(ctypes.c_int()))
 
     def _call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the tool interface; raise UnavailableError if the function fails or is missing."""
+        """Call the function MPI_T_`name` of MPI's tool interface; raise UnavailableError if it fails or is missing."""
         function = getattr(self._library, f"MPI_T_{name}", None)
         if function is None or function(*arguments):
             raise UnavailableError(f"the MPI library's tool interface failed (MPI_T_{name}); use MPICH or Open MPI 5")
 
     def _find(self, name: str) -> _Variable:
-        """Return a variable; raise UnavailableError if the library does not have it."""
+        """Return the control variable `name`; raise UnavailableError if the MPI library does not have it."""
         if name not in self._known:
             index, handle = ctypes.c_int(), ctypes.c_void_p()
             try:
@@ -56,10 +56,13 @@ class ControlVariables:
         return self._known[name]
 
     def _list_values(self, index: ctypes.c_int) -> dict[str, int]:
-        """Return the values of a variable by name: those of its enumeration, or else those in its description.
+        """Return the possible values of a variable by name, from its MPI_T enumeration or else from its description.
 
-        MPICH's variables are plain integers. Their descriptions have a line `NAME - TEXT` per value, in the order of
+        MPICH's variables are plain integers, whose descriptions have a line `NAME - TEXT` per value, in the order of
         the values.
+
+        Args:
+            index: the number of the variable in MPI's tool interface.
         """
         kind, text, length = ctypes.c_void_p(), ctypes.create_string_buffer(_MOST_CHARACTERS), _make_length()
         ignored = [ctypes.byref(ctypes.c_int()) for _ in range(3)]
@@ -72,7 +75,7 @@ class ControlVariables:
         return {value: number for number, value in enumerate(found)}
 
     def _list_enumeration(self, kind: ctypes.c_void_p) -> Iterator[tuple[str, int]]:
-        """Yield the name and the number of each value of an enumeration."""
+        """Yield the name and the number of each value of an MPI_T enumeration, given by its handle `kind`."""
         count, text, length = ctypes.c_int(), ctypes.create_string_buffer(_MOST_CHARACTERS), _make_length()
         self._call("enum_get_info", kind, ctypes.byref(count), text, ctypes.byref(length))
         for position in range(count.value):
@@ -81,22 +84,22 @@ class ControlVariables:
             yield text.value.decode(errors="replace"), number.value
 
     def list_values(self, name: str) -> Mapping[str, int]:
-        """Return the values of a variable by name; empty if they have no names."""
+        """Return the possible values of the control variable `name`, by value's name; empty if values have no names."""
         return self._find(name).values
 
     def read(self, name: str) -> int:
-        """Return the value of a variable."""
+        """Return the current value of the control variable `name`."""
         value = ctypes.c_longlong(0)
         self._call("cvar_read", self._find(name).handle, ctypes.byref(value))
         return ctypes.c_int(value.value).value
 
     def write(self, name: str, value: int) -> None:
-        """Set a variable."""
+        """Set the control variable `name` to `value` in this process."""
         self._call("cvar_write", self._find(name).handle, ctypes.byref(ctypes.c_longlong(value)))
 
     @contextmanager
     def change(self, values: Mapping[str, int]) -> Iterator[None]:
-        """Set variables, and restore their values at the end of the block."""
+        """Context manager that sets control variables, given by name, and restores their values at the end."""
         before = {name: self.read(name) for name in values}
         try:
             for name, value in values.items():
@@ -108,5 +111,5 @@ class ControlVariables:
 
 
 def _make_length() -> ctypes.c_int:
-    """Return the size of a string buffer, which a function replaces by the length of its string."""
+    """Return a new C integer with the size of a string buffer, in which MPI_T functions return a string's length."""
     return ctypes.c_int(_MOST_CHARACTERS)

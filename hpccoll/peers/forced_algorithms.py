@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OPEN_MPI, MPICH, NCCL = "openmpi", "mpich", "nccl"
 _VENDORS = {OPEN_MPI: "Open MPI", MPICH: "MPICH"}
-# Variables of the environment that force algorithms or read rules, so that a measured default would not be one.
+# If one of these environment variables is set, the library does not select algorithms by its own defaults.
 _FORCING = {
     OPEN_MPI: ("OMPI_MCA_coll_tuned_use_dynamic_rules", "OMPI_MCA_coll_han_use_dynamic_file_rules"),
     MPICH: ("MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE", "MPIR_CVAR_CH4_COLL_SELECTION_TUNING_JSON_FILE"),
@@ -36,8 +36,8 @@ _FORCING = {
 }
 
 _FALLBACK = "MPIR_CVAR_COLLECTIVE_FALLBACK"
-# Measurements call MPICH's barrier and broadcast around the timed calls. By default these take 0.1 s in shared memory
-# where ranks share cores; these compositions do not.
+# Measurements call MPICH's barrier and broadcast around the timed calls, by these compositions.
+# By default, MPICH's barrier and broadcast take 0.1 s in shared memory if ranks share cores.
 _AROUND = (
     (Operation.BARRIER, "MPIR_CVAR_BARRIER_COMPOSITION", 2),
     (Operation.BROADCAST, "MPIR_CVAR_BCAST_COMPOSITION", 3),
@@ -46,27 +46,33 @@ _AROUND = (
 
 @dataclass(frozen=True, slots=True)
 class ForcedEngine:
-    """An engine whose calls of an operation run one algorithm while `variables` have the given values."""
+    """An engine whose collectives run one chosen algorithm of its library, to measure this algorithm."""
 
     algorithm: LibraryAlgorithm
     engine: LibraryEngine
-    variables: Mapping[str, int] = field(default_factory=dict)
+    variables: Mapping[str, int] = field(default_factory=dict)  # control variables to set around calls; MPICH only
 
 
 class AlgorithmLibrary(Protocol):
-    """A library whose algorithms can be forced."""
+    """An MPI library or NCCL whose collectives can be made to run an algorithm of the caller's choice."""
 
-    buffer: str  # the kind of buffers to measure with
+    buffer: str  # the kind of buffers to measure with: host or cuda
 
     def list_engines(self, operation: Operation) -> list[ForcedEngine]:
-        """Return the engines of an operation, that of the library's default first. Collective."""
+        """Return an engine per algorithm of an operation, first one that lets the library select. Collective."""
 
     def force(self, engine: ForcedEngine, *, strict: bool = False) -> AbstractContextManager[None]:
-        """Let calls in the block run the engine's algorithm; `strict`: a call that it does not support may fail."""
+        """Return a context manager within which calls of `engine` run the engine's algorithm.
+
+        With `strict`, a call that the algorithm does not support may fail; otherwise it runs another algorithm.
+        """
 
 
 def require_no_rules(name: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise UsageError if the environment already forces algorithms of the library `name`."""
+    """Raise UsageError if variables in `environ` already force algorithms of the library `name` (openmpi, mpich, nccl).
+
+    The library's own selection could then not be measured.
+    """
     found = [variable for variable in _FORCING[name] if environ.get(variable)]
     if found:
         raise UsageError(
@@ -76,7 +82,7 @@ def require_no_rules(name: str, environ: Mapping[str, str] = os.environ) -> None
 
 
 def require_library(name: str) -> None:
-    """Raise UnavailableError if this job does not run the MPI library that a file of rules is for."""
+    """Raise UnavailableError if `name` is an MPI library (openmpi, mpich) and this job runs another one."""
     vendor, running = _VENDORS.get(name), job.get_mpi_library()
     if vendor and not running.startswith(vendor + " "):
         raise UnavailableError(
@@ -86,7 +92,10 @@ def require_library(name: str) -> None:
 
 
 class OpenMpiAlgorithms:
-    """The algorithms of Open MPI's component `tuned`; collective over `world`."""
+    """Forces the algorithms of Open MPI's component `tuned`, each by a communicator of its own.
+
+    The constructor and `list_engines` are collective over `world`.
+    """
 
     buffer = "host"
 
@@ -97,10 +106,10 @@ class OpenMpiAlgorithms:
         self._engines: dict[int, MpiEngine] = {}
 
     def list_engines(self, operation: Operation) -> list[ForcedEngine]:
-        """Return the engines of an operation, that of the default first. Collective."""
+        """Return an engine per algorithm of an operation, first one that lets Open MPI select. Collective."""
         engines = [ForcedEngine(DEFAULT, self._default)]
         for name, number in self._variables.list_values(_name_open_mpi(operation)).items():
-            # On one node, the default is that of `tuned` itself. An algorithm for two ranks fails on others.
+            # Algorithm 0 of Open MPI lets `tuned` select, as the default does on one node; `two_proc` needs 2 ranks.
             if (number == 0 and not self._several_nodes) or (name == "two_proc" and self._world.size != 2):
                 continue
             algorithm = LibraryAlgorithm(name if number else "", number, open_mpi.TUNED)
@@ -108,7 +117,7 @@ class OpenMpiAlgorithms:
         return engines
 
     def _get_engine(self, number: int) -> MpiEngine:
-        """Return the engine that runs algorithm `number` of every operation that has as many. Collective."""
+        """Return an engine that runs algorithm `number` of every operation that has such a number. Collective."""
         if number not in self._engines:
             values = {_name_open_mpi(operation): number for operation in open_mpi.COLLECTIVES}
             known = {name: number for name in values if number in self._variables.list_values(name).values()}
@@ -117,7 +126,7 @@ class OpenMpiAlgorithms:
         return self._engines[number]
 
     def _duplicate(self) -> MPI.Intracomm:
-        """Return a communicator whose collectives are those of the component `tuned`. Collective."""
+        """Return a duplicate of the world whose collectives are those of Open MPI's component `tuned`. Collective."""
         mpi = job.load_mpi()
         info = mpi.Info.Create({"ompi_comm_coll_preference": f"{open_mpi.TUNED},^{open_mpi.HAN}"})
         try:
@@ -128,17 +137,20 @@ class OpenMpiAlgorithms:
 
     @contextmanager
     def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:  # noqa: ARG002 - of a protocol
-        """Do nothing: the engine's communicator has the algorithm."""
+        """Return a context manager that does nothing, because the engine's communicator always runs its algorithm."""
         yield
 
 
 def _name_open_mpi(operation: Operation) -> str:
-    """Return the name of the variable that forces Open MPI's algorithm of an operation."""
+    """Return the name of Open MPI's control variable that forces the algorithm of an operation."""
     return f"coll_tuned_{open_mpi.COLLECTIVES[operation][2]}_algorithm"
 
 
 class MpichAlgorithms:
-    """The algorithms of MPICH and the compositions of its device ch4."""
+    """Forces MPICH's algorithms, and the compositions of its device ch4, by control variables around each call.
+
+    A composition decides how a collective is divided between shared memory and the network.
+    """
 
     buffer = "host"
 
@@ -147,7 +159,7 @@ class MpichAlgorithms:
         self._one_node = job.detect_layout(world).nodes == 1
 
     def list_engines(self, operation: Operation) -> list[ForcedEngine]:
-        """Return the engines of an operation, that of the default first."""
+        """Return an engine per algorithm and composition of an operation, first one that lets MPICH select."""
         name = mpich.get_collective_name(operation).upper()
         composing, forcing = f"MPIR_CVAR_{name}_COMPOSITION", f"MPIR_CVAR_{name}_INTRA_ALGORITHM"
         compositions, flat = mpich.COMPOSITIONS.get(operation, ((), ""))
@@ -167,10 +179,10 @@ class MpichAlgorithms:
 
     @contextmanager
     def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:
-        """Set the engine's variables in the block.
+        """Context manager that sets the engine's control variables, so that calls run the engine's algorithm.
 
-        MPICH replaces an algorithm that does not support a call by another, with `strict` it raises an error. Calls
-        within collectives, on parts of the communicator, need the replacement.
+        MPICH replaces an algorithm that does not support a call by another one; with `strict`, MPICH fails instead.
+        Collectives that MPICH itself calls on parts of the communicator need the replacement.
         """
         reactions = self._variables.list_values(_FALLBACK)
         values = {_FALLBACK: reactions["error" if strict else "silent"]}
@@ -179,9 +191,10 @@ class MpichAlgorithms:
 
 
 class NcclAlgorithms:
-    """The algorithms and protocols of NCCL, through torch; collective over `world`.
+    """Forces the algorithms and protocols of NCCL, each by a torch process group of its own.
 
-    Raises UnavailableError if torch, NCCL or a GPU per rank is missing.
+    The constructor and `list_engines` are collective over `world`. The constructor raises UnavailableError if torch,
+    NCCL or a GPU per rank is missing.
     """
 
     buffer = "cuda"
@@ -191,7 +204,7 @@ class NcclAlgorithms:
         self._engines: dict[LibraryAlgorithm, TorchEngine] = {}
 
     def list_engines(self, operation: Operation) -> list[ForcedEngine]:
-        """Return the engines of an operation, that of the default first. Collective."""
+        """Return an engine per algorithm and protocol of an operation, first one that lets NCCL select. Collective."""
         engines = [ForcedEngine(DEFAULT, self._default)]
         for name in nccl.ALGORITHMS[operation]:
             for protocol in nccl.PROTOCOLS:
@@ -200,7 +213,10 @@ class NcclAlgorithms:
         return engines
 
     def _get_engine(self, algorithm: LibraryAlgorithm) -> TorchEngine:
-        """Return the engine of an algorithm; NCCL reads the variables in the engine's first call. Collective."""
+        """Return the engine that runs `algorithm`. Collective.
+
+        NCCL reads its environment variables in the first call of a new engine, so this method makes one call.
+        """
         if algorithm not in self._engines:
             os.environ |= {"NCCL_ALGO": algorithm.name, "NCCL_PROTO": algorithm.composition}
             try:
@@ -212,12 +228,14 @@ class NcclAlgorithms:
 
     @contextmanager
     def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:  # noqa: ARG002 - of a protocol
-        """Do nothing: the engine's communicator has the algorithm."""
+        """Return a context manager that does nothing, because the engine's communicator always runs its algorithm."""
         yield
 
 
 def open_library(name: str, world: MPI.Intracomm) -> AlgorithmLibrary:
-    """Return the library `name` (`openmpi`, `mpich` or `nccl`) of this job. Collective over `world`.
+    """Return an object that forces the algorithms of the library `name`. Collective over `world`.
+
+    `name` is `openmpi` or `mpich`, which must be the MPI library of this job, or `nccl`.
 
     Raises:
         UsageError: the environment already forces algorithms.
@@ -234,7 +252,7 @@ def open_library(name: str, world: MPI.Intracomm) -> AlgorithmLibrary:
 
 
 def find_mpi_library_file() -> Path:
-    """Return the file of the MPI library that this process has loaded; raise UnavailableError if it is not found."""
+    """Return the path of the MPI library that this process has loaded; raise UnavailableError if it is not found."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = Path(line.split(maxsplit=5)[-1])
         if path.name.startswith(("libmpi.so", "libmpich.so", "libmpi_abi.so")):

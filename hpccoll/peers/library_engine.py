@@ -24,13 +24,15 @@ _WHOLE_IS_SOURCE = (Operation.REDUCE_SCATTER, Operation.SCATTER)
 
 
 class LibraryEngine(Protocol):
-    """An engine: another library's collectives, each prepared once for given buffers and then called many times."""
+    """Interface of engines: collectives of another library, each prepared once for given buffers and called often."""
 
     name: str
     works_in_threads: bool  # whether the library sends and receives in threads of its own, which need cores
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
-        """Return a function that runs `operation` once on the given buffers and waits; every call of it is collective.
+        """Return a function without arguments that runs `operation` on the given buffers and waits for the result.
+
+        Every call of the returned function is collective over the engine's ranks.
 
         Args:
             operation: the collective.
@@ -51,7 +53,11 @@ class LibraryEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CheckedBuffers:
-    """The checked buffers of one rank; a buffer is None if the operation does not use it on this rank."""
+    """The input (`source`) and output (`result`) of one rank for a collective, checked and flat (1-D).
+
+    A buffer is None if the operation does not use it on this rank. `module` is the array module (NumPy, CuPy, torch)
+    of both.
+    """
 
     source: FlatArray | None
     result: FlatArray | None
@@ -61,10 +67,11 @@ class CheckedBuffers:
 
 
 def check_buffers(operation: Operation, source: Any, result: Any, root: int, rank: int, n: int) -> CheckedBuffers:
-    """Return this rank's checked buffers as flat arrays.
+    """Check the input and output of a collective on rank `rank` of `n`, and return them as flat arrays.
 
-    If source and result of a block operation are the same array of n blocks, the buffer that should hold a single block
-    becomes the rank's own block in this array.
+    `root` is the root rank; operations without a root ignore it.
+    If `source` and `result` of an operation with blocks, such as all_gather, are the same array of n blocks, the one
+    that should hold a single block becomes the rank's own block of the array.
 
     Raises:
         BufferError: a buffer is missing or not contiguous, or source and result differ in dtype or array module, or
@@ -86,7 +93,10 @@ def check_buffers(operation: Operation, source: Any, result: Any, root: int, ran
 
 
 def _check_buffer(operation: Operation, array: Any, role: str, used: bool) -> Buffer | None:
-    """Check an array and return it as a buffer; return None unless the operation uses the array (`used`)."""
+    """Return a checked array as a buffer, or None if the operation does not use the array on this rank (not `used`).
+
+    `role` is `source` or `result`. Raises BufferError if the array is missing or not contiguous.
+    """
     if not used:
         return None
     if array is None:
@@ -98,7 +108,10 @@ def _check_buffer(operation: Operation, array: Any, role: str, used: bool) -> Bu
 
 
 def _match_buffers(operation: Operation, sent: Buffer, received: Buffer, rank: int, n: int) -> CheckedBuffers:
-    """Check that the sizes and the overlap of two buffers suit `operation` on rank `rank` of `n`; return both."""
+    """Return input and output of rank `rank` of `n` after a check that their sizes and overlap suit `operation`.
+
+    Raises BufferError if sizes or overlap do not suit the operation.
+    """
     whole, block = (sent, received) if operation in _WHOLE_IS_SOURCE else (received, sent)
     source, result = sent.flat, received.flat
     shared = sent.count > 0 and sent.overlaps(received)
@@ -123,5 +136,5 @@ def _match_buffers(operation: Operation, sent: Buffer, received: Buffer, rank: i
 
 
 def unsupported_error(peer: str, what: str, instead: str) -> UsageError:
-    """Return the error which says that engine `peer` does not offer `what`; `instead` is the remedy."""
+    """Return an error with the message that the engine `peer` does not offer `what`, and the remedy `instead`."""
     return UsageError(f"engine {peer} does not offer {what}; {instead}")

@@ -34,7 +34,10 @@ class MpiEngine:
         self._mpi = job.load_mpi()
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
-        """Return a call as `LibraryEngine.prepare` does; with device buffers, `prepare` is collective."""
+        """Return a function that runs the MPI collective on these buffers; arguments as in `LibraryEngine.prepare`.
+
+        With device buffers, the first call is collective.
+        """
         from hpccoll.runtime.messages.mpi_calls import METHODS
 
         if operation is Operation.BARRIER:
@@ -63,7 +66,10 @@ class MpiEngine:
         """Do nothing, because prepared calls hold no MPI resources."""
 
     def _specify(self, operation: Operation, buffers: CheckedBuffers) -> list[tuple[Any, int, MPI.Datatype] | None]:
-        """Return mpi4py's buffer arguments for source and result: memory, elements per block, datatype."""
+        """Return mpi4py's buffer arguments for input and output: memory, elements per block, and MPI datatype.
+
+        The argument of a buffer that this rank does not use is None.
+        """
         from hpccoll.runtime.messages.mpi_calls import get_datatype
 
         datatype = get_datatype(operation, buffers.dtype)
@@ -98,7 +104,10 @@ class MpiEngine:
         return own_place if in_place else source, result, *ops, *roots
 
     def _get_op(self, dtype: DType, redop: str) -> MPI.Op:
-        """Return the MPI operation of a reduction; raise an error if MPI has none for it or for the dtype."""
+        """Return the MPI operation, such as MPI.SUM, of the reduction `redop`.
+
+        Raises an error if MPI has no such reduction, or not for elements of type `dtype`.
+        """
         from hpccoll.runtime.messages.mpi_calls import OPS, get_op
 
         reduction = Reduction.parse(redop)

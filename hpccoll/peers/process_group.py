@@ -14,11 +14,10 @@ NO_BACKEND = "none"
 
 @contextmanager
 def open_process_group(backend: str) -> Iterator[None]:
-    """Context manager: initialise torch.distributed with `backend`, and destroy it at the end; collective.
+    """Context manager that initialises torch.distributed with `backend`, and destroys its process group at the end.
 
-    Does nothing if `backend` is `none` or torch.distributed is already initialised.
-
-    Rank, size and address come from the MPI job, unless the environment variables of torchrun are set.
+    Does nothing if `backend` is `none` or torch.distributed is already initialised. Rank, size and address come from
+    the MPI job, unless the environment variables of torchrun are set. Collective over all ranks.
     """
     if backend == NO_BACKEND or dist.is_initialized():
         yield

@@ -13,7 +13,7 @@ LaunchCall = Callable[[], Any]  # starts a collective and returns torch's Work
 
 
 class TorchCollectives:
-    """The collectives of a ProcessGroupGloo or ProcessGroupNCCL of `n` ranks.
+    """Prepares calls of the collectives of a torch process group (ProcessGroupGloo, ProcessGroupNCCL) of `n` ranks.
 
     `options` is the module with torch's option classes, such as AllreduceOptions.
     """
@@ -22,15 +22,21 @@ class TorchCollectives:
         self._group, self._options, self._n = group, options, n
 
     def bind_barrier(self) -> LaunchCall:
-        """Return a call that starts a barrier."""
+        """Return a function that starts a barrier and returns torch's Work."""
         return partial(self._group.barrier, self._make_options("Barrier"))
 
     def bind(
         self, operation: Operation, source: Tensor | None, result: Tensor | None, op: Any, root: int, in_place: bool
     ) -> LaunchCall:
-        """Return a call that starts a collective on these 1-D tensors; `source` or `result` may be None.
+        """Return a function that starts a collective on these tensors and returns torch's Work.
 
-        `op` is torch's ReduceOp if the operation reduces; `in_place` means that `source` and `result` share memory.
+        Args:
+            operation: the collective.
+            source: 1-D input; None if this rank has none.
+            result: 1-D output; None if this rank has none.
+            op: torch's ReduceOp if the operation reduces, else None.
+            root: the root rank; ignored unless the operation has a root.
+            in_place: whether `source` and `result` share memory.
         """
         if operation.has_root:
             return self._bind_rooted(operation, source, result, op, root, in_place)
@@ -55,13 +61,13 @@ class TorchCollectives:
         return options
 
     def _single(self, name: str, before: str) -> Any:
-        """Return the process group's method called `name`, or called `before` in torch older than 2.13."""
+        """Return the process group's method `name`, which is called `before` in torch older than 2.13."""
         return getattr(self._group, name, None) or getattr(self._group, before)
 
     def _bind_rooted(
         self, operation: Operation, source: Tensor | None, result: Tensor | None, op: Any, root: int, in_place: bool
     ) -> LaunchCall:
-        """Return a call that starts a broadcast, reduce, gather or scatter."""
+        """Return a function that starts a broadcast, reduce, gather or scatter; arguments as in `bind`."""
         options = self._make_options(operation.value.capitalize(), rootRank=root)
         if operation is Operation.BROADCAST:
             launch = partial(self._group.broadcast, [result], options)
@@ -77,11 +83,11 @@ class TorchCollectives:
         return partial(self._group.scatter, [result], [] if source is None else [self._blocks(source)], options)
 
     def _blocks(self, whole: Tensor) -> list[Tensor]:
-        """Return views of the blocks of a tensor, one per rank."""
+        """Return a view of each rank's block of the tensor `whole`, in which all blocks have the same size."""
         return list(whole.view(self._n, whole.numel() // self._n).unbind(0))
 
     def shutdown(self) -> None:
-        """End the process group."""
+        """Shut the process group down; no collective can be started afterwards."""
         shutdown = getattr(self._group, "shutdown", None)
         if shutdown is not None:
             shutdown()
@@ -89,7 +95,7 @@ class TorchCollectives:
 
 
 def _copy_then(out: Tensor, source: Tensor, launch: LaunchCall) -> LaunchCall:
-    """Return a call that copies `source` to `out` and then starts a collective by calling `launch`."""
+    """Return a function that copies `source` to `out` and then calls `launch`, which starts a collective on `out`."""
 
     def call() -> Any:
         """Copy the input to the output, then start the collective."""

@@ -41,7 +41,7 @@ _SHARE_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
 _BITWISE = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 _GLOO_ON_DEVICE = (Operation.ALL_REDUCE, Operation.BROADCAST)  # torch.distributed's documentation, "Backends"
-# The torch dtype in which a dtype is reduced: booleans as bytes 0 and 1, complex numbers as pairs of floats.
+# The torch dtype in which values of a dtype are reduced: booleans as bytes 0 and 1, complex numbers as pairs of floats.
 _REDUCED_AS = {
     **{name: name for name in ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")},
     "bool": "uint8",
@@ -51,10 +51,10 @@ _REDUCED_AS = {
 
 
 class TorchEngine:
-    """Engine `gloo` or `torch-hpccoll`, mainly for host buffers, or `nccl`, for CUDA buffers with one GPU per rank.
+    """A backend of torch.distributed as an engine: `gloo`, `nccl`, or `torch-hpccoll` (hpccoll as a torch backend).
 
-    The constructor starts a process group and is collective over `comm`. The start and each operation time out after
-    TIMEOUT.
+    `nccl` needs CUDA buffers and a GPU per rank; the others are mainly for host buffers. The constructor starts a
+    process group and is collective over `comm`. The start and each operation time out after TIMEOUT.
 
     Raises:
         UnavailableError: torch, the backend, or a GPU for each rank is missing; the message names the rank.
@@ -85,17 +85,17 @@ class TorchEngine:
         self._collectives = TorchCollectives(group, c10d, comm.size)
 
     def _make_error(self, action: str, reason: str) -> CommunicationError:
-        """Return a CommunicationError which says that this engine cannot do `action`, and names the `reason`."""
+        """Return a CommunicationError with the message that this engine cannot do `action`, and with the `reason`."""
         return CommunicationError(f"engine {self.name} cannot {action}: {reason}")
 
     def _open_store(self, host: str) -> Any:
-        """Open a torch TCPStore on rank 0 at a free port, and connect the other ranks to the store; collective."""
+        """Return this rank's connection to a new torch TCPStore at a free port of rank 0's `host`. Collective."""
         address = self.comm.bcast(host)
         store = partial(self._dist.TCPStore, address, timeout=TIMEOUT, wait_for_workers=False)
         served: Any = None
 
         def serve() -> int:
-            """On rank 0 open the store at a free port and return the port; on other ranks return 0. Sets `served`."""
+            """Open the store at a free port on rank 0 and return the port; return 0 on other ranks. Sets `served`."""
             nonlocal served
             if self.comm.rank == 0:
                 served = store(0, is_master=True)
@@ -106,7 +106,7 @@ class TorchEngine:
         return run_or_raise(self.comm, lambda: served or store(port, is_master=False), failed)
 
     def _make_group(self) -> Any:
-        """Return a new process group of the backend."""
+        """Return a new process group of this engine's backend over the ranks of `comm`. Collective."""
         # SLF001: torch has no public way to create a second process group; its own code uses these private names.
         rank, size = self.comm.rank, self.comm.size
         if self.name == TORCH_OWN:
@@ -127,7 +127,7 @@ class TorchEngine:
         return self._dist.ProcessGroupGloo(self._store, rank, size, options)
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
-        """Return a call that runs `operation` once and waits for it; see `LibraryEngine.prepare`.
+        """Return a function that runs torch's collective on these buffers and waits; arguments as in `LibraryEngine`.
 
         all_reduce, reduce and broadcast out of place cost a copy, because torch offers them in place only.
         """
@@ -149,7 +149,10 @@ class TorchEngine:
         return self._completed(launch, buffers.module.device)
 
     def _reduction(self, redop: str, dtype: DType) -> tuple[Any, str]:
-        """Return torch's ReduceOp and the torch dtype in which to reduce; raise UsageError if torch has none."""
+        """Return torch's ReduceOp of the reduction `redop`, and the name of the torch dtype in which to reduce.
+
+        Raises UsageError if torch cannot reduce elements of type `dtype` in this way.
+        """
         reduction, offered = Reduction.parse(redop), _OPS | ({} if self.name == "nccl" else _BITWISE)
         if reduction.name not in offered:
             instead = f"use one of {', '.join(offered)}, or --engine hpccoll"
@@ -160,7 +163,13 @@ class TorchEngine:
         return getattr(self._dist.ReduceOp, offered[reduction.name]), _REDUCED_AS[dtype.name]
 
     def _tensor(self, flat: FlatArray | None, module: ArrayModule, kind: str) -> Any:
-        """Return the memory of `flat` as a tensor of torch dtype `kind`; None if `flat` is None."""
+        """Return an array's memory as a tensor without a copy; None if `flat` is None.
+
+        Args:
+            flat: a 1-D array.
+            module: the array's module (NumPy, CuPy or torch).
+            kind: name of the tensor's torch dtype, such as `uint8`.
+        """
         if flat is None:
             return None
         message = module.as_bytes(flat)
@@ -174,9 +183,10 @@ class TorchEngine:
         return tensor.view(getattr(self._torch, kind))
 
     def _completed(self, launch: Callable[[], Any], device: int | None) -> BoundCall:
-        """Return a call that runs `launch` and waits for the started operation; errors name the engine and the rank.
+        """Return a function that starts an operation by `launch` and waits until its result is complete.
 
-        `device` is the number of the buffers' device, -1 for host memory, or None for the current device.
+        Errors name the engine and the rank. `device` is the number of the buffers' CUDA device, -1 for host memory, or
+        None for the current device.
         """
         stream_done = None if device == -1 else self._torch.cuda.current_stream(device).synchronize
 
@@ -193,7 +203,7 @@ class TorchEngine:
         return call
 
     def close(self) -> None:
-        """End the process group, then close rank 0's store; collective."""
+        """Shut the process group down, then close rank 0's store. Collective."""
         self.comm.Barrier()  # a rank that leaves early breaks connections that others still read from
         self._collectives.shutdown()
         self.comm.Barrier()
@@ -201,7 +211,10 @@ class TorchEngine:
 
 
 def _require_backend(backend: str, ranks_per_node: int) -> None:
-    """Raise UnavailableError if `backend` cannot run on this rank. The import of torch, a slow check, is last."""
+    """Raise UnavailableError if torch, its backend `backend`, or a GPU for each rank of this node is missing.
+
+    The import of torch, which is slow, comes last.
+    """
     if find_spec("torch") is None:
         raise UnavailableError(f"torch is not installed; {format_install_command('torch')}")
     gpus = len(cuda_probe.list_device_names()) if backend == "nccl" else ranks_per_node

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-Loss = Callable[[Any, Any], Any]  # (outputs, targets) -> a scalar
+Loss = Callable[[Any, Any], Any]  # called with (outputs, targets); returns a scalar tensor
 TORCH_SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 LIBRARIES = {"tp": "DTensor", "dp": "DistributedDataParallel", "pp": "torch.distributed.pipelining"}
 STYLES: dict[str, ParallelStyle] = {
@@ -36,14 +36,15 @@ STYLES: dict[str, ParallelStyle] = {
 
 
 class TorchTraining:
-    """One rank's part of a training by torch: DTensor along tp, DistributedDataParallel along dp, pipelining along pp.
+    """One rank of a training by torch's own parallelism, which hpccoll's training is compared with.
 
-    The constructor and `run_backward` are collective over an initialised process group of the ranks of the mesh.
-    `parameters` has this rank's parameters by name.
+    Layers are split along tp by DTensor, gradients are averaged along dp by DistributedDataParallel, and stages along
+    pp run by torch.distributed.pipelining. The constructor and `run_backward` are collective over an initialised
+    process group of the ranks of the mesh. `parameters` has this rank's parameters by name.
 
     Args:
         module: this rank's pipeline stage, with whole layers.
-        loss: returns a micro-batch's addend of the mean loss over the samples of this rank's replica (its index of dp).
+        loss: returns a micro-batch's contribution to the mean loss over the samples of this rank's index of dp.
         microbatches: the number of micro-batches of this rank and step.
         schedule: a name in TORCH_SCHEDULES.
         sizes: the numbers of ranks along pp, dp and tp, from the outermost to the innermost axis.
@@ -80,16 +81,19 @@ class TorchTraining:
             self._schedule = TORCH_SCHEDULES[schedule](stage, microbatches, loss_fn=loss, scale_grads=False)
 
     def _wrap(self, module: Any) -> Any:
-        """Return the module wrapped by DistributedDataParallel if the mesh has dp; collective."""
+        """Return the module, wrapped by DistributedDataParallel if dp has more than one rank. Collective over dp."""
         if self.dp.size() == 1:
             return module
         if self.tp.size() == 1:
             return DistributedDataParallel(module, process_group=self.dp.get_group())
-        # Given a device mesh, DistributedDataParallel takes DTensors.
+        # DistributedDataParallel accepts DTensors only if it gets a device mesh.
         return DistributedDataParallel(module, device_mesh=self.dp)
 
     def run_backward(self, inputs: Any, targets: Any) -> float:
-        """Set the gradients of the mean loss of the whole batch, and return this rank's addend of this loss."""
+        """Compute the gradients of the mean loss over the whole batch; return this rank's share of this loss.
+
+        The shares of all ranks add up to the mean loss. `inputs` and `targets` are the whole batch. Collective.
+        """
         x, y = (each.tensor_split(self.dp.size())[self.dp.get_local_rank()] for each in (inputs, targets))
         with loss_parallel() if self.tp.size() > 1 else nullcontext():
             loss = self._run_microbatches(x, y) if self._schedule is None else self._run_pipeline(x, y)
@@ -98,7 +102,10 @@ class TorchTraining:
         return loss / self.dp.size() if self.tp.get_local_rank() == 0 else 0.0
 
     def _run_microbatches(self, inputs: Any, targets: Any) -> float:
-        """Run the micro-batches one after the other; return the sum of their losses."""
+        """Run forward and backward passes of this rank's samples, one micro-batch after the other.
+
+        Returns the sum of the micro-batches' losses.
+        """
         total = 0.0
         parts = zip(*(each.tensor_split(self.microbatches) for each in (inputs, targets)), strict=True)
         for number, (x, y) in enumerate(parts, 1):
@@ -110,28 +117,31 @@ class TorchTraining:
         return total
 
     def _run_pipeline(self, inputs: Any, targets: Any) -> float:
-        """Run the micro-batches through the pipeline; return the sum of their losses, or 0 before the last stage."""
+        """Run forward and backward passes of this replica's samples through the pipeline, by torch's schedule.
+
+        Returns the sum of the micro-batches' losses on the last stage, and 0 on other stages.
+        """
         losses: list[Any] = []
         arguments, options = (inputs,) if self.pp.get_local_rank() == 0 else (), {}
         if self.pp.get_local_rank() == self.pp.size() - 1:
             options = {"target": targets, "losses": losses}
-        # The stage sums gradients over dp in the last backward pass, whatever `no_sync` says. Without `no_sync`, the
-        # forward pass by which the stage learns shapes would make the first backward pass sum gradients as well.
+        # torch's PipelineStage sums gradients over dp in the last backward pass, even within `no_sync`.
+        # Without `no_sync`, the first backward pass would sum gradients over dp as well.
         with self._run.no_sync() if self.dp.size() > 1 else nullcontext():
             self._schedule.step(*arguments, **options)
         return sum(map(get_number, losses))
 
 
 def get_own_gradient(parameter: Any) -> Any:
-    """Return this rank's shard of a gradient, as a view of `parameter.grad`."""
+    """Return this rank's shard of a parameter's gradient (DTensor or tensor), as a view of `parameter.grad`."""
     if not isinstance(parameter, DTensor):
         return parameter.grad
-    # DTensor leaves the gradient of an embedding that is split over tp as a whole on each rank.
+    # For an embedding that is split over tp, DTensor gives each rank the gradient of the whole embedding.
     parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
     return parameter.grad.to_local()
 
 
 def get_number(loss: Any) -> float:
-    """Return the value of a scalar loss; all ranks of tp have the value of a loss that is a DTensor."""
+    """Return a scalar loss, a tensor or a DTensor, as a float; a DTensor has the same value on all ranks of tp."""
     loss = loss.detach()
     return float(loss.to_local() if isinstance(loss, DTensor) else loss)

@@ -23,7 +23,10 @@ Nodes: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A division of ranks into groups of `sizes`; `members` lists the ranks group by group (None: 0, 1, 2, ...)."""
+    """A division of ranks into groups, such as the nodes of a machine, with `sizes` ranks each.
+
+    `members` lists the ranks group by group; None stands for 0, 1, 2, and so on.
+    """
 
     sizes: tuple[int, ...]
     members: tuple[int, ...] | None = None
@@ -50,7 +53,7 @@ class Groups:
 
     @property
     def starts(self) -> IntArray:
-        """The position in `members` of each group's first rank, shape (G,)."""
+        """The index in `members` of each group's first rank, shape (groups,)."""
         ends = np.cumsum(np.array(self.sizes, np.int64))
         return np.asarray(ends - np.array(self.sizes), np.int64)
 
@@ -60,13 +63,13 @@ class Groups:
         return self.sizes[0] if min(self.sizes) == max(self.sizes) else None
 
     def locate(self, rank: IntArray) -> tuple[IntArray, IntArray]:
-        """Return two arrays: the group of each rank, and the rank's slot (its index within the group)."""
+        """Return two arrays for the ranks in `rank`: each rank's group number, and the rank's index in this group."""
         position = rank if self.members is None else np.argsort(np.array(self.members, np.int64))[rank]
         group = np.searchsorted(self.starts, position, side="right") - 1
         return np.asarray(group, np.int64), position - self.starts[group]
 
     def make_rank_lookup(self) -> Callable[[IntArray], IntArray]:
-        """Return a function that maps positions in `members` (a group's start plus the index in the group) to ranks."""
+        """Return a function that maps indices in `members` (group start + index in the group) to rank numbers."""
         if self.members is None:
             return lambda position: position
         members = np.array(self.members, np.int64)
@@ -74,7 +77,13 @@ class Groups:
 
 
 def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray) -> Rounds:
-    """Return the rounds of `make(index in the group, group size)` in all groups, which end in the same round."""
+    """Return rounds in which each group carries out `make(index in the group, group size)`; all groups end together.
+
+    Args:
+        make: returns the rounds of a plan among ranks 0 to size - 1, for an array of ranks.
+        groups: the groups.
+        rank: the ranks whose rounds are returned.
+    """
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
     by_size = [keep_ranks(make(np.minimum(slot, s - 1), s), size == s) for s in sorted(set(groups.sizes))]
@@ -87,7 +96,13 @@ def run_across_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, r
     """Return the rounds of `make(group, number of groups)` among the ranks with equal index in their groups.
 
     Only the first `slots` ranks of each group take part, and every group must have at least `slots` ranks. Ranks of
-    every index use the same chunk numbers; apply `shifted` to the result to give each index its own chunks.
+    every index use the same chunk numbers; apply `Rounds.shifted` to the result to give each index its own chunks.
+
+    Args:
+        make: returns the rounds of a plan among as many ranks as there are groups, for an array of group numbers.
+        groups: the groups.
+        rank: the ranks whose rounds are returned.
+        slots: the number of ranks per group that take part.
     """
     group, slot = groups.locate(rank)
     starts, rank_at, own_slot = groups.starts, groups.make_rank_lookup(), np.minimum(slot, slots - 1)

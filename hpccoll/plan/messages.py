@@ -58,11 +58,11 @@ def list_messages_by_round(plan: Plan) -> Iterator[list[PlanMessage]]:
 
 
 def list_fence_groups(fence: Fence) -> list[list[int]]:
-    """Return the groups of ranks, each sorted, that wait for each other at `fence` (a fence with all n ranks)."""
+    """Return the groups of ranks, each sorted, that wait for each other at `fence`, a step of all ranks of a plan."""
     leaders = np.unique(fence.leader[fence.leader != NO_PEER])
     return sorted(np.nonzero(fence.leader == leader)[0].tolist() for leader in leaders)
 
 
 def list_chunks(ids: IntArray) -> list[tuple[int, ...]]:
-    """Return the chunk numbers in each row of the array `ids`, without the padding of -1."""
+    """Return the chunk numbers in each row of `ids`, without the entries -1 that pad shorter rows."""
     return [tuple(chunk for chunk in row if chunk != NO_CHUNK) for row in ids.tolist()]

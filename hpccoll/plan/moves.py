@@ -48,9 +48,14 @@ def to_moves(step: Step, n: int) -> list[Move]:
 
 
 def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[np.bool_]:
-    """Return a mask of the ranks of whose arrival each rank knows after the fences of a round, shape (n, n).
+    """Return, after the fences of a round of a barrier, which ranks each rank knows to have arrived.
 
-    After a fence, each of its ranks knows of all arrivals of which any of its ranks knew before, by the mask `heard`.
+    Args:
+        heard: a mask before the fences, shape (ranks, ranks): `heard[a, b]` is whether a knows that b has arrived.
+        steps: the steps of the round, of which only fences count.
+
+    Returns:
+        The mask after the fences: all ranks of a fence know of every arrival that one of them knew of.
     """
     after = heard.copy()
     for fence in steps:
@@ -62,7 +67,10 @@ def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[
 
 
 def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Split `peers` (a peer or -1 per rank) into arrays without repeated peers; yield each with its inverse."""
+    """Yield pairs of arrays (peer, inverse) that together contain all entries of `peers`, each without repeated peers.
+
+    `peers` has one peer per rank, or -1; in the inverse, each peer has the rank that refers to it.
+    """
     actors = np.nonzero(peers != NO_PEER)[0]
     named = peers[actors]
     order = np.argsort(named, kind="stable")
@@ -76,13 +84,13 @@ def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray
 
 
 def _at_peers(region: Region, peers: IntArray, n: int) -> Region:
-    """Return a copy of `region` (chunks per rank) in which each rank has the chunks of its peer in `region`."""
+    """Return a copy of `region` (a set of chunks per rank) that gives each rank the chunks of its peer in `peers`."""
     at = np.maximum(peers, 0)
     if isinstance(region, Picks):
         return Picks(region.count, lambda: region.ids(n)[at])
 
     def take(value: Ints) -> Ints:
-        """Return a value per rank as the value of each rank's peer; other values unchanged."""
+        """Return an array with one value per rank as each rank's peer's value; return a single value unchanged."""
         return value[at] if isinstance(value, np.ndarray) and value.shape == (n,) else value
 
     return Span(take(region.first), take(region.count), region.mod, region.unit, take(region.base))

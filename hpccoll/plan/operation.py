@@ -71,7 +71,7 @@ class Operation(Enum):
 
     @cached_property
     def has_root(self) -> bool:
-        """Whether the operation has a root rank."""
+        """Whether the operation has a root rank, as a broadcast has."""
         return self in (Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER)
 
     @cached_property
@@ -81,7 +81,7 @@ class Operation(Enum):
         return self in (*blocked, Operation.ALL_TO_ALL)
 
     def message_chunks(self, n: int, chunks: int) -> int:
-        """Return the number of a rank's chunks that make up the message; other chunks are outputs and work space."""
+        """Return how many of a rank's chunks make up the message; the other chunks are outputs and work space."""
         if self is Operation.EXSCAN:
             return chunks // 2
         return n if self is Operation.ALL_TO_ALL else chunks
@@ -102,7 +102,7 @@ class Operation(Enum):
         return max(nbytes // (itemsize * (n if self.has_blocks else 1)), min(nbytes, 1))
 
     def validate_chunks(self, n: int, chunks: int) -> None:
-        """Raise PlanError unless a plan of this operation over n ranks can have `chunks` chunks per rank."""
+        """Raise PlanError unless a plan of this operation on n ranks may have `chunks` chunks per rank."""
         if self is Operation.ALL_TO_ALL:
             fits = chunks % n == 0 and chunks >= 2 * n
         elif self is Operation.EXSCAN:
@@ -115,7 +115,7 @@ class Operation(Enum):
             raise PlanError(f"{self.value} over {format_count(n, 'rank')} cannot have {chunks} chunks per rank")
 
     def chunk_sizes(self, count: Count, n: int, chunks: int) -> IntArray:
-        """Return the number of elements in each chunk, shape (C,), for `count` elements per vector or block."""
+        """Return the number of elements in each chunk of a rank, for `count` elements per vector or block."""
         if self is Operation.BARRIER:
             return np.zeros(chunks, np.int64)
         if self is Operation.ALL_TO_ALL:
@@ -133,10 +133,11 @@ class Operation(Enum):
         return np.tile(_cut_evenly(count, chunks // repeats), repeats)
 
     def sizes_by_rank(self, count: Count, n: int, chunks: int) -> IntArray:
-        """Return the number of elements in each chunk of each rank, shape (n, C).
+        """Return the number of elements in each chunk of each rank, shape (n, chunks).
 
         In an all_to_all with blocks of different sizes, `count` has the sizes of the n blocks of rank 0, then those of
-        the n blocks of rank 1, and so on; in all other cases `count` is as in `chunk_sizes`.
+        the n blocks of rank 1, and so on; in all other cases, `count` is the number of elements per vector or block, or
+        the size of each block.
         """
         if self is Operation.ALL_TO_ALL and isinstance(count, tuple):
             sent = np.array(count, np.int64).reshape(n, n)
@@ -146,9 +147,10 @@ class Operation(Enum):
 
     @lru_cache(maxsize=32)
     def layout_classes(self, counts: tuple[Count, ...], n: int, chunks: int) -> IntArray:
-        """Return class numbers of chunks, shape (C,); the chunks of a class have equal sizes for all `counts`.
+        """Return an array that gives chunks of equal size, for every count in `counts`, the same number.
 
-        If the sizes of a chunk differ by rank, as in an all_to_all with blocks of different sizes, the shape is (n, C).
+        The shape of the array is (chunks,), or (n, chunks) if the sizes of a chunk differ by rank, as in an all_to_all
+        with blocks of different sizes.
         """
         by_rank = self is Operation.ALL_TO_ALL and any(isinstance(count, tuple) for count in counts)
         sizes = self.sizes_by_rank if by_rank else self.chunk_sizes
@@ -158,17 +160,18 @@ class Operation(Enum):
         return classes.reshape((n, chunks) if by_rank else chunks)
 
     def input_mask(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
-        """Return which chunks each rank provides as input, shape (P, C)."""
+        """Return a mask, shape (len(rank), chunks), of the chunks that each of the ranks `rank` provides as input."""
         return _chunk_mask(_INPUT_AND_OUTPUT[self][0], rank, n, chunks, root)
 
     def output_mask(self, rank: IntArray, n: int, chunks: int, root: int = 0) -> Mask:
-        """Return which chunks form the output of each rank, shape (P, C)."""
+        """Return a mask, shape (len(rank), chunks), of the chunks that form the output of each of the ranks `rank`."""
         return _chunk_mask(_INPUT_AND_OUTPUT[self][1], rank, n, chunks, root)
 
     def expected_weights(self, weights: Weights, n: int) -> Weights:
-        """Return the sum of weights that a proof requires in each output chunk at the end, shape (n, C, K).
+        """Return the sum of weights that each output chunk must have at the end of a correct run, shape (n, chunks, K).
 
-        `weights` has the weights of the contributions, shape (n, C, K). Sums for chunks without output are meaningless.
+        `weights`, shape (n, chunks, K), has K numbers for the contribution of each rank to each chunk. Sums for chunks
+        without output are meaningless.
         """
         if self is Operation.ALL_TO_ALL:
             moved = np.zeros_like(weights)
@@ -182,12 +185,23 @@ class Operation(Enum):
 
 
 def _cut_evenly(count: int, chunks: int) -> IntArray:
-    """Cut `count` elements into chunks whose sizes differ by at most one element; return these sizes."""
+    """Return the sizes of the `chunks` chunks into which `count` elements are cut.
+
+    The sizes differ by at most one element.
+    """
     return np.diff(np.arange(chunks + 1, dtype=np.int64) * count // chunks)
 
 
 def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Mask:
-    """Return a mask, shape (P, C), of the chunks that `kind` names, such as `own` for each rank's own block."""
+    """Return a mask, shape (len(rank), chunks), of the chunks that `kind` names: `own` is each rank's own block.
+
+    Args:
+        kind: the name of a set of chunks in the table of operations.
+        rank: the ranks.
+        n: the number of ranks of the plan.
+        chunks: the number of chunks per rank.
+        root: the root rank.
+    """
     chunk, ranks = np.arange(chunks), rank[:, None]
     if kind == "own":
         return np.asarray(chunk // (chunks // n) == ranks)

@@ -49,7 +49,7 @@ class Plan:
         return f"{self.operation.value}/{self.algorithm}"
 
     def column(self, rank: int) -> Rounds:
-        """Return the rounds of one rank, which the runtime translates into instructions."""
+        """Return the rounds with the steps of one rank only, which the runtime translates into instructions."""
         return self.make(np.array([rank], np.int64))
 
     def rounds(self) -> Rounds:
@@ -57,7 +57,7 @@ class Plan:
         return self.make(np.arange(self.ranks, dtype=np.int64))
 
     def has_fences(self) -> bool:
-        """Whether any round contains a fence; the call computes all rounds of the plan."""
+        """Whether any round contains a fence (a barrier of ranks of a node); computes all rounds of the plan."""
         return any(isinstance(step, Fence) for steps in self.rounds() for step in steps)
 
     def moves(self) -> Rounds:

@@ -25,7 +25,7 @@ _MANY_RANKS, _FEW = 2**12, 4
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """A sequence of `count` rounds over `chunks` chunks per rank; `at(t)` returns the steps of round t."""
+    """A sequence of `count` rounds over `chunks` chunks per rank; `at(t)` computes the steps of round t."""
 
     count: int
     chunks: int
@@ -45,7 +45,7 @@ class Rounds:
         return Rounds(count + after.count, self.chunks, lambda t: first(t) if t < count else second(t - count))
 
     def map_steps(self, change: Callable[[Step], Step]) -> Rounds:
-        """Return the rounds with `change` applied to every step at the time a round is computed."""
+        """Return the rounds with `change` applied to every step; a step is changed when its round is computed."""
         return Rounds(self.count, self.chunks, lambda t: [change(step) for step in self.at(t)])
 
     def reversed(self, op: Ints = Op.COPY) -> Rounds:
@@ -57,7 +57,10 @@ class Rounds:
         return Rounds(self.count, self.chunks, lambda t: [step.reversed(op) for step in self.at(last - t)])
 
     def map_regions(self, change: RegionMap, chunks: int) -> Rounds:
-        """Return the rounds with `change` applied to every set of chunks; the result has `chunks` chunks per rank."""
+        """Return the rounds with `change` applied to every region (set of chunks of a step).
+
+        The result has `chunks` chunks per rank.
+        """
         changed = self.map_steps(lambda step: step.map_regions(change))
         return Rounds(changed.count, chunks, changed.at)
 
@@ -66,7 +69,10 @@ class Rounds:
         return self.map_regions(lambda region: region.scaled(unit), self.chunks * unit)
 
     def shifted(self, base: Ints, chunks: int) -> Rounds:
-        """Return the rounds with `base` added to every chunk number; the result has `chunks` chunks per rank."""
+        """Return the rounds with `base` (one number, or one per rank) added to every chunk number.
+
+        The result has `chunks` chunks per rank.
+        """
         return self.map_regions(lambda region: region.shifted(base), chunks)
 
     def delayed(self, rounds: int) -> Rounds:
@@ -103,19 +109,20 @@ def memoize_peer_map(change: PeerMap, keep: int = 8) -> PeerMap:
 
 
 def relabel_ranks(rounds: Rounds, rank_of: PeerMap) -> Rounds:
-    """Return the rounds with every peer p replaced by rank `rank_of(p)`."""
+    """Return the rounds with every peer p replaced by rank `rank_of(p)`; `rank_of` maps arrays of peers."""
     change = memoize_peer_map(lambda p: np.where(p < 0, NO_PEER, rank_of(np.maximum(p, 0))))
     return rounds.map_steps(lambda step: step.map_peers(change))
 
 
 def relabel_places(rounds: Rounds, rank_of: Callable[[IntArray, PeerPlaces], IntArray]) -> Rounds:
-    """Return the rounds with every peer replaced by `rank_of(peers, places)`, where places are indices of ranks.
+    """Return the rounds with every peer replaced by `rank_of(peers, places)`.
 
-    If few of many ranks have a peer, `rank_of` is called for these ranks only.
+    `places` are the positions, in the array of ranks, of the ranks that have these peers, or a slice of all. If few of
+    many ranks have a peer, `rank_of` is called for these ranks only.
     """
 
     def change(peers: IntArray) -> IntArray:
-        """Return the ranks of peers, shape (P,)."""
+        """Return the new peer of each rank for the array `peers` of one peer per rank (-1: none)."""
         has_peer = peers >= 0
         if len(peers) >= _MANY_RANKS and _FEW * np.count_nonzero(has_peer) <= len(peers):
             places, changed = np.flatnonzero(has_peer), np.full(len(peers), NO_PEER, np.int64)
@@ -128,7 +135,7 @@ def relabel_places(rounds: Rounds, rank_of: Callable[[IntArray, PeerPlaces], Int
 
 
 def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
-    """Return `rounds` without the transfers of the ranks that are false in `mask`, shape (P,)."""
+    """Return `rounds` without the transfers of the ranks for which `mask` is false; `mask` has an entry per rank."""
     if mask.all():
         return rounds
     change = memoize_peer_map(lambda p: np.where(mask, p, NO_PEER))
@@ -136,10 +143,17 @@ def keep_ranks(rounds: Rounds, mask: NDArray[np.bool_]) -> Rounds:
 
 
 def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, core: int, whole: Region) -> Rounds:
-    """Return an all-reduce of n ranks that runs the all-reduce `make(rank, core)` among the ranks below `core`.
+    """Return an all-reduce of n ranks that runs another all-reduce among the ranks below `core`.
 
-    `reduce_into_core` first sends the data of the other ranks, whose region is `whole`, to ranks below `core`; the same
-    rounds reversed return the result. The ranks r >= core add 2 ceil((n - core) / core) rounds.
+    Ranks from `core` on first send their data to ranks below `core` (`reduce_into_core`), and get the result at the end
+    by the same rounds reversed, which costs 2 ceil((n - core) / core) rounds.
+
+    Args:
+        make: returns the rounds of an all-reduce of `core` ranks, called as `make(rank, core)`.
+        rank: the ranks whose rounds are returned.
+        n: the number of ranks.
+        core: the number of ranks of the inner all-reduce.
+        whole: the region of all chunks of a rank.
     """
     inner = make(np.minimum(rank, core - 1), core)
     before = reduce_into_core(rank, n, core, whole, inner.chunks)
@@ -147,11 +161,19 @@ def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, 
 
 
 def reduce_into_core(rank: IntArray, n: int, core: int, whole: Region, chunks: int) -> Rounds:
-    """Return rounds in which rank r, for each r >= core, sends `whole` to rank r mod core, which reduces it."""
+    """Return rounds in which each rank r >= core sends `whole` (its data) to rank r mod core, which reduces it.
+
+    Args:
+        rank: the ranks whose rounds are returned.
+        n: the number of ranks.
+        core: the number of ranks that keep data.
+        whole: the region of all chunks of a rank.
+        chunks: the number of chunks per rank.
+    """
     layer, core_rank = rank // core, rank % core
 
     def at(t: int) -> list[Move]:
-        """Return round t, in which ranks of layer t + 1 send to the core."""
+        """Return round t, in which the ranks from core * (t + 1) on, at most `core` of them, send."""
         dest = np.where(layer == t + 1, core_rank, NO_PEER)
         extra = rank + core * (t + 1)
         source = np.where((layer == 0) & (extra < n), extra, NO_PEER)

@@ -54,12 +54,12 @@ WAITS = {
     ActionKind.SEND_F: ActionKind.WAIT_SEND_F,
     ActionKind.SEND_B: ActionKind.WAIT_SEND_B,
     ActionKind.REDUCE_GRAD: ActionKind.WAIT_REDUCE_GRAD,
-}  # by the kind of the action that is waited for
+}  # the kind of each wait, by the kind of the awaited action
 OF_STAGE = frozenset({ActionKind.UNSHARD, ActionKind.RESHARD, ActionKind.REDUCE_GRAD, ActionKind.WAIT_REDUCE_GRAD})
 
 
 class PipelineAction(NamedTuple):
-    """One action of a stage: on a micro-batch, or on weights or gradients if its kind is in `OF_STAGE`."""
+    """One action of a pipeline stage: a pass, send or receive of a micro-batch, or work on weights or gradients."""
 
     kind: ActionKind
     stage: int
@@ -87,7 +87,7 @@ def list_actions(program: PipelineProgram) -> Iterator[tuple[int, PipelineAction
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A pipeline schedule: `stage_ranks` has the rank of each stage, and `programs` the steps of each rank.
+    """A pipeline schedule: `stage_ranks` has the rank of each stage, and `programs` the steps of each rank in order.
 
     If `has_messages` is false, the programs have no sends and receives, and the rank of the next stage has the result
     of a pass immediately. `activations` states the largest number of live micro-batches of each stage; None states no
@@ -103,21 +103,21 @@ class Schedule:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
+        """The number of ranks of the pipeline."""
         return len(self.programs)
 
     @property
     def stages(self) -> int:
-        """Number of stages."""
+        """The number of pipeline stages."""
         return len(self.stage_ranks)
 
     @property
     def kinds(self) -> frozenset[ActionKind]:
-        """The kinds of actions that occur."""
+        """The kinds of actions that occur in the schedule."""
         return frozenset(action.kind for program in self.programs for _, action in list_actions(program))
 
     def share_rank(self, stage: int, other: int) -> bool:
-        """Whether `other` is the number of a stage, and this stage is on the same rank as `stage`."""
+        """Whether `other` is the number of a stage that is on the same rank as `stage`."""
         return 0 <= other < self.stages and self.stage_ranks[stage] == self.stage_ranks[other]
 
     def find_source(self, action: PipelineAction) -> int | None:
@@ -147,12 +147,12 @@ class Schedule:
         return tuple(most), tuple(rank_most)
 
     def select_passes(self) -> Schedule:
-        """Return the schedule with the passes alone, without messages and collectives on weights and gradients."""
+        """Return the schedule with its forward and backward passes only, without messages and other actions."""
         programs = (tuple(step for step in program if step[0].kind in PASSES) for program in self.programs)
         return replace(self, programs=tuple(programs), has_messages=False)
 
     def add_messages(self) -> Schedule:
-        """Return the schedule with sends and receives, for a schedule without them that `check_schedule` accepts.
+        """Return the schedule with sends and receives; it must have none yet, and `check_schedule` must accept it.
 
         The schedule is run step by step. Each send follows its pass, and at the same moment the receive is appended to
         the steps that the receiving rank has run, so that both ranks list their messages in the same order.
@@ -161,7 +161,7 @@ class Schedule:
         return replace(self, programs=tuple(map(tuple, _MessagePlacer(self).place())), has_messages=True)
 
     def add_reductions(self) -> Schedule:
-        """Return the schedule with a REDUCE_GRAD for each stage, after the stage's last backward pass for weights."""
+        """Return the schedule with a sum of gradients over replicas for each stage, after its last weight gradient."""
         missing = [self.microbatches] * self.stages
         programs = []
         for program in self.programs:
@@ -186,7 +186,7 @@ class Schedule:
 
 
 def _list_steps_with_waits(program: PipelineProgram) -> PipelineProgram:
-    """Return a program with the waits that `Schedule.add_waits` describes."""
+    """Return a rank's program with the waits for sends and sums of gradients that `Schedule.add_waits` describes."""
     steps: list[PipelineStep] = []
     pending: dict[PipelineAction, PipelineStep] = {}  # the waits for sends, by the send
     for step in program:
@@ -203,7 +203,7 @@ def _list_steps_with_waits(program: PipelineProgram) -> PipelineProgram:
 
 
 class _MessagePlacer:
-    """Runs a schedule without messages, one step per rank in turn, and lists the messages as they become possible."""
+    """Adds sends and receives to a schedule without messages, by running it: one step of each rank in turn."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -211,7 +211,7 @@ class _MessagePlacer:
         self.results: list[set[tuple[bool, int, int]]] = [set() for _ in schedule.programs]  # of passes, by rank
 
     def place(self) -> list[list[PipelineStep]]:
-        """Return the programs of all ranks with sends and receives added."""
+        """Return the programs of all ranks with sends and receives added; raise PlanError for a deadlock."""
         waiting = [deque(program) for program in self.schedule.programs]
         while any(waiting):
             moved = [rank for rank, steps in enumerate(waiting) if steps and self.try_step(rank, steps[0])]
@@ -222,7 +222,10 @@ class _MessagePlacer:
         return self.programs
 
     def try_step(self, rank: int, step: PipelineStep) -> bool:
-        """Append a step and its messages to the programs, if the rank has the inputs; return whether it has them."""
+        """Append a step and its messages to the programs, if the rank has the step's inputs.
+
+        Returns whether the rank has the inputs.
+        """
         schedule = self.schedule
         for action in step:
             source = schedule.find_source(action)
@@ -236,7 +239,10 @@ class _MessagePlacer:
         return True
 
     def pass_on(self, rank: int, action: PipelineAction, dest: int, *, is_forward: bool) -> None:
-        """Give the result of a pass to its rank and, by a message, to the rank of the stage `dest` if that differs."""
+        """Give the result of a pass to its own rank and to the rank of stage `dest`, by a message if the ranks differ.
+
+        `is_forward` states whether the result is that of a forward pass.
+        """
         result = (is_forward, action.stage, action.microbatch)
         self.results[rank].add(result)
         if not 0 <= dest < self.schedule.stages or self.schedule.share_rank(action.stage, dest):

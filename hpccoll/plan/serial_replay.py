@@ -23,6 +23,7 @@ def replay(
     """Return the output of every rank after `plan` runs on `inputs` in this process, bit-equal to the runtime's result.
 
     Args:
+        plan: the plan to run.
         count: elements of the vector or of each of n equal blocks; if blocks differ in size, a tuple with the size of
             each block, which for an all_to_all has the n sizes that rank 0 sends, those that rank 1 sends, and so on.
         inputs: one 1-D array of input chunks per rank, or None for a rank without input.
@@ -51,13 +52,16 @@ def replay(
 
 
 def _element_indices(chunks: Sequence[int], edges: IntArray) -> IntArray:
-    """Return the indices of all elements of `chunks`, in order."""
+    """Return the indices of all elements of `chunks`, in order; chunk c has elements edges[c] to edges[c + 1] - 1."""
     ranges = [np.arange(edges[chunk], edges[chunk + 1]) for chunk in chunks]
     return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
 
 
 def _apply_op(op: int, own: ValueArray, incoming: ValueArray, combine: CombineValues | None) -> ValueArray:
-    """Return the new values of a chunk: `incoming` for a copy, else the reduction of `own` and `incoming`."""
+    """Return the new values of a chunk: `incoming` for a copy, else the reduction of `own` and `incoming`.
+
+    `op` states a copy or which operand comes first; `combine` reduces two arrays.
+    """
     if op == Op.COPY or combine is None:
         return incoming
     return combine(own, incoming) if op == Op.OWN_FIRST else combine(incoming, own)

@@ -25,7 +25,7 @@ NO_PEER = NO_CHUNK = -1
 
 
 class Op(IntEnum):
-    """How a received chunk changes the receiver's chunk; the operand order is part of the plan."""
+    """The effect of a received chunk on the receiver's chunk: copy it, or reduce with a stated operand order."""
 
     COPY = 0
     OWN_FIRST = 1  # own = own (+) incoming
@@ -33,7 +33,7 @@ class Op(IntEnum):
 
 
 def _as_column(value: Ints) -> IntArray:
-    """Return `value` as an array of shape (P, 1), or (1, 1) for one value for all ranks."""
+    """Return `value` as a column: shape (ranks, 1), or (1, 1) for one value for all ranks."""
     return np.asarray(value, np.int64).reshape(-1, 1)
 
 
@@ -56,7 +56,7 @@ class Span:
         return self.count * self.unit
 
     def ids(self, ranks: int) -> IntArray:
-        """Return the chunk numbers of each rank in order, shape (P, longest); shorter rows are padded with -1."""
+        """Return the chunk numbers of each rank in order, one row per rank; shorter rows are padded with -1."""
         longest = (self.count if isinstance(self.count, int) else int(np.max(self.count, initial=0))) * self.unit
         ids = (_as_column(self.first) + np.arange(longest // self.unit)) % max(self.mod, 1)
         if self.unit > 1:
@@ -79,7 +79,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """An ordered list of `count` arbitrary chunks per rank; `table()` computes the chunk numbers, shape (P, count)."""
+    """A list of `count` arbitrary chunks per rank, in order.
+
+    `table()` computes the chunk numbers, one row of `count` numbers per rank.
+    """
 
     count: int
     table: Callable[[], IntArray]
@@ -90,14 +93,14 @@ class Picks:
         return self.count
 
     def ids(self, ranks: int) -> IntArray:
-        """Return the chunk numbers of each rank in order, shape (P, count)."""
+        """Return the chunk numbers of each rank in order, shape (ranks, count)."""
         return np.broadcast_to(self.table(), (ranks, self.count))
 
     def scaled(self, unit: int) -> Picks:
         """Return the region of the same data after each chunk has been divided into `unit` chunks."""
 
         def scaled_table() -> IntArray:
-            """Return the chunk numbers after the division, shape (P, count * unit)."""
+            """Return the chunk numbers after the division, one row of count * unit numbers per rank."""
             ids = self.table()[..., None] * unit + np.arange(unit)
             return ids.reshape(*ids.shape[:-2], self.count * unit)
 
@@ -130,15 +133,15 @@ class Move:
     op: Ints = Op.COPY
 
     def reversed(self, op: Ints) -> Move:
-        """Return the opposite move, in which the receivers send and the senders receive and apply `op`."""
+        """Return the opposite move, in which the receivers send, and the senders receive and apply `op`."""
         return Move(self.source, self.dest, self.recv, self.send, op)
 
     def map_peers(self, change: PeerMap) -> Move:
-        """Return the move with `change` applied to both arrays of peers."""
+        """Return the move with `change`, a function of a peer array, applied to its destinations and sources."""
         return Move(change(self.dest), change(self.source), self.send, self.recv, self.op)
 
     def map_regions(self, change: RegionMap) -> Move:
-        """Return the move with `change` applied to both regions of chunks."""
+        """Return the move with `change`, a function of a region, applied to its sent and received chunks."""
         return Move(self.dest, self.source, change(self.send), change(self.recv), self.op)
 
 
@@ -162,11 +165,11 @@ class Load:
         return Store(self.source, self.local, self.remote)
 
     def map_peers(self, change: PeerMap) -> Load:
-        """Return the load with `change` applied to the array of sources."""
+        """Return the load with `change`, a function of a peer array, applied to its sources."""
         return Load(change(self.source), self.remote, self.local, self.op)
 
     def map_regions(self, change: RegionMap) -> Load:
-        """Return the load with `change` applied to both regions of chunks."""
+        """Return the load with `change`, a function of a region, applied to its remote and local chunks."""
         return Load(self.source, change(self.remote), change(self.local), self.op)
 
 
@@ -186,11 +189,11 @@ class Store:
         return Load(self.dest, self.remote, self.local, op)
 
     def map_peers(self, change: PeerMap) -> Store:
-        """Return the store with `change` applied to the array of destinations."""
+        """Return the store with `change`, a function of a peer array, applied to its destinations."""
         return Store(change(self.dest), self.local, self.remote)
 
     def map_regions(self, change: RegionMap) -> Store:
-        """Return the store with `change` applied to both regions of chunks."""
+        """Return the store with `change`, a function of a region, applied to its local and remote chunks."""
         return Store(self.dest, change(self.local), change(self.remote))
 
 
@@ -206,11 +209,11 @@ class Fence:
     leader: IntArray
 
     def reversed(self, op: Ints) -> Fence:  # noqa: ARG002 - the signature of the other steps
-        """Return the fence unchanged."""
+        """Return the fence unchanged, because a barrier has no direction; `op` is ignored."""
         return self
 
     def map_peers(self, change: PeerMap) -> Fence:
-        """Return the fence with `change` applied to the array of leaders."""
+        """Return the fence with `change`, a function of a peer array, applied to its leaders."""
         return Fence(change(self.leader))
 
     def map_regions(self, change: RegionMap) -> Fence:  # noqa: ARG002 - the signature of the other steps

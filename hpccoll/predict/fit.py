@@ -15,7 +15,7 @@ parameters. The fit computes the derivatives of the times by simulation, solves 
 until the parameters converge. A fit takes about thirty simulations per measurement.
 
 A band whose time per byte ends at its lower limit has no effect on the measured times, and is joined with the next
-one. A fit is refused where a latency or a time per byte still ends at a limit, because such a machine is impossible,
+band. A fit is refused where a latency or a time per byte still ends at a limit, because such a machine is impossible,
 or where the median error on the sizes left out exceeds MAX_ERROR.
 """
 
@@ -36,7 +36,7 @@ from hpccoll.units import KiB, MiB, format_count
 BAND_BORDERS = (16 * KiB, 256 * KiB, 4 * MiB)  # message sizes that separate the bands
 _MIN_SIZES = 4
 _MAX_ITERATIONS, _RELATIVE_STEP, _SMOOTHING = 4, 1e-3, 0.1
-_MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # seconds; costs of calls, fences and reductions may vanish
+_MIN_PARAMETER, _MAX_PARAMETER = 1e-16, 1e3  # limits of a fitted parameter in seconds; some costs are practically 0
 _MIN_ALPHA_S, _MIN_BETA_S = 1e-8, 1e-12  # limits of a link: 10 ns, 1000 GB/s
 _AT_LIMIT = 1.01  # a parameter within this factor of its limit is at its limit
 MAX_ERROR = 0.5  # a fitted machine with a larger median error on the sizes left out is refused
@@ -44,24 +44,24 @@ MAX_ERROR = 0.5  # a fitted machine with a larger median error on the sizes left
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """The median time of a plan, measured with a message of `nbytes` and `count` elements per vector or block."""
+    """The measured median time of one algorithm at one message size, which a machine model is fitted to."""
 
     algorithm: Algorithm
     plan: Plan
     nodes: int
-    count: int
-    itemsize: int
-    nbytes: int
+    count: int  # elements of a rank's vector, or of one block
+    itemsize: int  # bytes of an element
+    nbytes: int  # message size (S of nccl-tests)
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """A measurement, its time as predicted by the fitted machine model, and whether the fit used the measurement."""
+    """A measurement, and the time that the fitted machine model predicts for it."""
 
     row: MeasuredRow
-    seconds: float
-    fitted: bool
+    seconds: float  # the predicted time
+    fitted: bool  # whether the fit used the measurement
 
     @property
     def error(self) -> float:
@@ -77,7 +77,10 @@ class MachineFit:
     rows: tuple[PredictedRow, ...]
 
     def compute_median_error(self, *, fitted: bool) -> float:
-        """Return the median relative error of measurements that the fit used (`fitted`) or left out (not `fitted`)."""
+        """Return the median relative error of the predictions, either for the measurements that the fit used or others.
+
+        `fitted` chooses the measurements that the fit used; if it is false, those that the fit left out.
+        """
         return float(np.median([row.error for row in self.rows if row.fitted is fitted]))
 
 
@@ -115,7 +118,13 @@ def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
 
 
 def _require_possible(fit: MachineFit, limited: Sequence[str], source: str) -> None:
-    """Raise UsageError if parameters of a fit ended at their limits, or the fit misses the sizes left out."""
+    """Raise UsageError if a fitted machine is impossible, or predicts other message sizes than the fitted ones badly.
+
+    Args:
+        fit: the fitted machine and its predictions.
+        limited: names of parameters of links that ended at a limit, which no real machine has.
+        source: the name of the measurements, for the message.
+    """
     remedy = (
         "measure on idle cores, with more sizes and algorithms (`hpccoll bench --algorithm all`), or name a machine"
     )
@@ -133,7 +142,10 @@ def _require_possible(fit: MachineFit, limited: Sequence[str], source: str) -> N
 
 
 def fit_barriers(rows: Sequence[MeasuredRow], source: str) -> Machine:
-    """Fit a machine model to measurements of barriers, which have no bytes: costs of a call, a message and a fence.
+    """Return a machine model that is fitted to measurements of barriers: the costs of a call, a message and a fence.
+
+    A fence is a wait of the ranks of one node for each other. Barriers send no bytes, so the model has no bandwidths
+    that mean anything.
 
     Args:
         rows: measurements of one job, with the same ranks on the same nodes; at least one.
@@ -145,9 +157,17 @@ def fit_barriers(rows: Sequence[MeasuredRow], source: str) -> Machine:
 
 
 class _ParameterLayout:
-    """The order of the K parameters to fit: cost of a call, gamma, cost of a fence, then alpha and betas of each link.
+    """The meaning of the K elements of the vector of parameters that a fit varies, with their limits and start values.
 
-    A fence is a barrier of the ranks of a node. Fences and links that no measurement uses have no parameters.
+    The elements are the cost of a call, gamma, the cost of a fence (a wait of the ranks of a node for each other), and
+    then alpha and the betas of each link. Fences and links that no measurement uses have no parameters.
+
+    Args:
+        ranks: ranks of the measured job.
+        nodes: nodes of the measured job.
+        largest: largest measured message size in bytes.
+        has_fences: whether algorithms with fences were measured.
+        borders: message sizes in bytes that separate the bands, each of which has a beta of its own.
     """
 
     def __init__(
@@ -168,11 +188,15 @@ class _ParameterLayout:
         self.least = np.array([*[_MIN_PARAMETER] * len(costs), *least])
 
     def without_border(self, border: int) -> _ParameterLayout:
-        """Return the parameters without the border between two bands of message sizes."""
+        """Return the layout in which the two bands of message sizes on either side of `border` (bytes) are one band."""
         return _ParameterLayout(*self.job, tuple(each for each in self.borders if each != border))
 
     def find_idle_band(self, values: Floats) -> int | None:
-        """Return the upper border of a band whose beta is at its lower limit (the lower one of the last band)."""
+        """Return a border to remove because a band of message sizes beside it has no effect; None if there is no such.
+
+        A band has no effect if its beta is at the lower limit. The result is in bytes: the upper border of the band or,
+        for the last band, its lower border. `values` are the fitted parameters, shape (K,).
+        """
         if not self.borders:
             return None
         per_link = 2 + len(self.borders)
@@ -181,13 +205,13 @@ class _ParameterLayout:
         return self.borders[min(int(idle.argmax()), len(self.borders) - 1)] if idle.any() else None
 
     def list_limited(self, values: Floats) -> list[str]:
-        """Return the names of the parameters of links that are at a limit."""
+        """Return the names of the parameters of links that are at a limit; `values` has shape (K,)."""
         at_limit = (values <= _AT_LIMIT * self.least) | (values >= _MAX_PARAMETER / _AT_LIMIT)
         names = [name for link in self.link_names for name in link]
         return list(dict.fromkeys(name for name, at in zip(names, at_limit[-len(names) :], strict=True) if at))
 
     def make_machine(self, values: Floats, name: str) -> Machine:
-        """Return the machine model with parameters `values`, shape (K,).
+        """Return the machine model `name` with parameters `values`, shape (K,).
 
         If `values` has parameters for links within nodes only, or between nodes only, they apply to both kinds of link.
         """
@@ -198,7 +222,7 @@ class _ParameterLayout:
         return Machine(name, self.ranks_per_node, links[0], links[-1], 1, gamma, (), call, fence)
 
     def _make_link(self, values: list[float]) -> Link:
-        """Return the link with parameters `values`: alpha, then one beta per band of message sizes."""
+        """Return the link with parameters `values`: alpha in seconds, then seconds per byte for each band of sizes."""
         bands = tuple(zip(self.borders, values[2:], strict=True))
         return replace(Link.one_port(*values[:2]), bands=bands)
 
@@ -212,7 +236,10 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
         derivatives = np.array([_compute_derivatives(parameters, row, values) for row in rows])  # (rows, K)
 
         def compute_log_errors(log_values: Floats, derivatives: Floats = derivatives) -> Floats:
-            """Return log(predicted / measured time) of each measurement."""
+            """Return log(predicted / measured time) of each measurement, for logarithms of the parameters, shape (K,).
+
+            `derivatives` are those of the times with respect to the parameters, shape (measurements, K).
+            """
             return np.asarray(np.log(derivatives @ np.exp(log_values) / measured))
 
         start = np.clip(np.log(values), limits[0] + _RELATIVE_STEP, limits[1] - _RELATIVE_STEP)
@@ -224,9 +251,10 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
 
 
 def _compute_derivatives(parameters: _ParameterLayout, row: MeasuredRow, values: Floats) -> Floats:
-    """Return a simulated time's derivatives with respect to the parameters, shape (K,), from K + 1 simulations.
+    """Return the derivatives of a measurement's simulated time with respect to the parameters, shape (K,).
 
-    A simulated time is homogeneous of degree one in the parameters, so it is their dot product with the derivatives.
+    Runs K + 1 simulations. A simulated time is homogeneous of degree one in the parameters, so the time is the dot
+    product of parameters and derivatives. `values` are the parameters, shape (K,).
     """
     seconds = _simulate_seconds(row, parameters.make_machine(values, ""))
     derivatives = np.empty_like(values)

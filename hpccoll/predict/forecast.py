@@ -16,13 +16,13 @@ from hpccoll.plan.simulation.symmetry import find_period
 from hpccoll.predict.linear_growth import GrowthError, simulate_by_growth
 from hpccoll.selection import choose_chunk_count
 
-MOST_DIRECT_RANKS = 2**13  # beyond which plans that grow linearly are simulated by a few nodes
-MOST_UNSYMMETRIC_RANKS = 2**17  # beyond which the simulation of all ranks would take minutes
+MOST_DIRECT_RANKS = 2**13  # with more ranks, the times of some plans are extrapolated from simulations of a few nodes
+MOST_UNSYMMETRIC_RANKS = 2**17  # with more ranks, the simulation of every rank would take minutes
 ITEMSIZE = 4  # float32, the default of `hpccoll bench`
 
 
 def fill_nodes(n: int, machine: Machine) -> tuple[int, ...]:
-    """Return the number of ranks on each node, shape (nodes,), when n ranks fill the nodes of `machine` in order."""
+    """Return the number of ranks on each node if n ranks fill the nodes of `machine` one after the other."""
     full, rest = divmod(n, machine.ranks_per_node)
     return (machine.ranks_per_node,) * full + ((rest,) if rest else ())
 
@@ -30,8 +30,8 @@ def fill_nodes(n: int, machine: Machine) -> tuple[int, ...]:
 def can_run_on(algorithm: Algorithm, n: int, machine: Machine) -> bool:
     """Whether n ranks of `machine` can run `algorithm`.
 
-    A pure shared-memory algorithm needs a single node. An algorithm for unequal links needs their rates, which machine
-    models do not have.
+    An algorithm that only accesses shared memory needs all ranks on one node. An algorithm for links of unequal speed
+    needs their rates, which machine models do not have.
     """
     if "rates" in algorithm.parameters and not algorithm.rates:
         return False
@@ -39,7 +39,7 @@ def can_run_on(algorithm: Algorithm, n: int, machine: Machine) -> bool:
 
 
 def choose_forecast_chunks(algorithm: Algorithm, n: int, nbytes: int) -> int:
-    """Return the number of chunks that a run on n ranks would cut a message of `nbytes` into."""
+    """Return the number of chunks into which a real run on n ranks would cut a message of `nbytes` bytes."""
     return choose_chunk_count(algorithm, n, nbytes, algorithm.operation.count_elements(nbytes, ITEMSIZE, n))
 
 
@@ -54,13 +54,13 @@ def forecast(
     full: bool = False,
     trace: bool = False,
 ) -> Simulation:
-    """Simulate `algorithm` on n ranks of `machine` with a message of about `nbytes` (nccl-tests' S).
+    """Return the simulation of `algorithm` on n ranks of `machine` with a message of about `nbytes` bytes.
 
     Args:
         algorithm: a built-in algorithm or a user's own.
         n: number of ranks, which fill the nodes of `machine` in order.
         machine: the topology, and the costs of messages and reductions.
-        nbytes: message size; rounded down to whole float32 elements.
+        nbytes: message size (S of nccl-tests); rounded down to whole float32 elements.
         chunks: number of chunks; None for the number that a run would use.
         root: the root rank; ignored by operations without one.
         full: simulate every rank, even if symmetry makes a few ranks enough.
@@ -82,12 +82,16 @@ def forecast(
 
 
 def _needs_growth(algorithm: Algorithm, n: int, machine: Machine, count: int, chunks: int, root: int) -> bool:
-    """Whether n ranks, or those that represent them, are too many to simulate, and a few nodes tell their time."""
+    """Whether to extrapolate the simulation from a few nodes, because too many ranks would have to be simulated.
+
+    Ranks that do the same are simulated once, so symmetric plans need few simulated ranks. `count` is the number of
+    elements of a rank's vector or of one block; `chunks` and `root` are the plan's.
+    """
     if not algorithm.grows_linearly or n <= MOST_DIRECT_RANKS:
         return False
     plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
     rounds = plan.column(0)
-    # A few rounds have a message to every rank, and the rounds of an all_to_all are all different.
+    # Plans of few rounds send a message to every rank per round, and the rounds of an all_to_all are all different.
     exchanges = plan.operation is Operation.ALL_TO_ALL
     if plan.period is None or len(rounds) < LEAST_ROUNDS or exchanges or algorithm.is_two_level:
         return True
@@ -98,15 +102,19 @@ def _needs_growth(algorithm: Algorithm, n: int, machine: Machine, count: int, ch
 def _forecast_by_growth(
     algorithm: Algorithm, n: int, machine: Machine, count: int, chunks: int, root: int
 ) -> Simulation:
-    """Return the simulation of many ranks, extrapolated from those of a few nodes with equal chunks."""
+    """Return the simulation of `algorithm` on n ranks, extrapolated from simulations of a few nodes.
+
+    `count` is the number of elements of a rank's vector or of one block; `chunks` and `root` are the plan's. Raises
+    GrowthError if the times of a few nodes do not determine those of n ranks.
+    """
     is_one_node = n <= machine.ranks_per_node
     whole = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
-    # Where every rank owns chunks of a vector, n ranks have n times as many elements as one of them.
+    # If every rank owns some chunks of the vector, fewer ranks are simulated with proportionally fewer elements.
     is_shared_out = not algorithm.operation.has_blocks and whole.column(0).chunks >= n
     unit = n // gcd(n, count) if is_shared_out else 1
 
     def run(ranks: int, root_rank: int) -> Simulation:
-        """Return the simulation of every one of `ranks` ranks."""
+        """Return the simulation of the algorithm on `ranks` ranks with root `root_rank`, without use of symmetry."""
         smaller = machine.with_ranks_per_node(ranks) if is_one_node else machine
         plan = algorithm.plan(ranks, root_rank, chunks, fill_nodes(ranks, smaller))
         elements = count * ranks // n if is_shared_out else count
@@ -121,14 +129,19 @@ def _forecast_by_growth(
 def simulate_pipelined(
     plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False, segments: int | None = None
 ) -> Simulation:
-    """Simulate a two-level plan (shared memory inside nodes, messages between them) in segments, as in a real run.
+    """Simulate a two-level plan (shared memory inside nodes, messages between them), split into segments as in a run.
 
-    Work inside nodes overlaps with messages between nodes; on a single node, the plan is not split. The first segment
-    takes the simulated time of the plan; each later segment adds its time on the busiest link, which is that of a node
-    or one that nodes share.
+    The segments pass one after the other, so that work inside nodes overlaps with messages between nodes. The first
+    segment takes the simulated time of the plan. Each later segment adds its time on the busiest link, which is a
+    node's own link or a link that nodes share.
 
-    `count` is the number of elements of each rank's vector, or of one block. With `full`, every rank is simulated even
-    if symmetry makes a few ranks enough. `segments` is the number of segments; None for the number of a run.
+    Args:
+        plan: a two-level plan.
+        machine: the topology, and the costs of messages and reductions.
+        count: number of elements of each rank's vector, or of one block.
+        itemsize: bytes of an element.
+        full: simulate every rank, even if symmetry makes a few ranks enough.
+        segments: number of segments; None for the number of a real run, which is 1 on a single node.
     """
     if segments is None:
         sizes = plan.operation.chunk_sizes(count, plan.ranks, plan.column(0).chunks)

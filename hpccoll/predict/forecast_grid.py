@@ -20,7 +20,10 @@ TIE = 1e-9  # relative difference up to which times are equal; the first such al
 
 @dataclass(frozen=True, slots=True)
 class ForecastGrid:
-    """Predicted seconds of each algorithm at each rank count and size, shape (A, R, S); inf if it cannot run there."""
+    """Predicted times of several algorithms at several rank counts and message sizes (bytes) on one machine.
+
+    `seconds` has shape (algorithms, ranks, sizes); the time is infinite where an algorithm cannot run.
+    """
 
     machine: Machine
     algorithms: tuple[Algorithm, ...]
@@ -29,7 +32,7 @@ class ForecastGrid:
     seconds: Floats
 
     def find_winner(self, ranks: int, nbytes: int) -> Algorithm:
-        """Return the fastest algorithm at a rank count and message size of the grid."""
+        """Return the fastest algorithm at a rank count and a message size (`nbytes`), which must be of the grid."""
         seconds = self.seconds[:, self.ranks.index(ranks), self.sizes.index(nbytes)]
         return self.algorithms[int(np.argmax(seconds <= seconds.min() * (1 + TIE)))]
 
@@ -41,9 +44,10 @@ def forecast_grid(
     sizes: Sequence[int],
     done: Callable[[str], object] = lambda _: None,
 ) -> ForecastGrid:
-    """Simulate every algorithm at every rank count and message size in bytes.
+    """Simulate every algorithm at every rank count and message size (bytes), and return the times.
 
-    `done` is called with a description after each algorithm and rank count.
+    `done` is called after each algorithm and rank count with a description such as `all_reduce/ring on 8 ranks`, to
+    show progress.
     """
     seconds = np.full((len(algorithms), len(ranks), len(sizes)), np.inf)
     for a, algorithm in enumerate(algorithms):
@@ -55,7 +59,10 @@ def forecast_grid(
 
 
 def list_rank_counts(max_ranks: int, machine: Machine) -> list[int]:
-    """Return rank counts from 2 to `max_ranks`: powers of two within a node, then powers of two of full nodes."""
+    """Return the rank counts of a winner map, from 2 to at most `max_ranks`.
+
+    The counts within a node are powers of two, and the counts beyond are powers of two of full nodes.
+    """
     q = machine.ranks_per_node
     inside = [1 << k for k in range(1, max_ranks.bit_length()) if 1 << k < min(q, max_ranks + 1)]
     nodes = [q << k for k in range(max_ranks.bit_length()) if 2 <= q << k <= max_ranks]

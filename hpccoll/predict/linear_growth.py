@@ -1,4 +1,4 @@
-"""Simulations of a million ranks whose results grow linearly with the number of nodes, from those of a few nodes.
+"""Extrapolates simulations to a million ranks from simulations of a few nodes, for plans that grow linearly.
 
 The ranks of a chain act one after the other, each like the rank a node before it. A further node in the middle of the
 ranks therefore adds the same time, steps and messages as the node before, once the chain is longer than its pipeline
@@ -25,27 +25,33 @@ from hpccoll.plan import Simulation
 from hpccoll.plan.step import Floats
 from hpccoll.units import format_count
 
-LEAST_RANKS = 96  # of the smallest simulated rank count
-PIPELINE_ROOM = 3  # ranks per chunk of a pipeline that are simulated at least
-SIMULATED_MOST = 2**13  # ranks beyond which the simulation of the small rank counts itself would take minutes
+LEAST_RANKS = 96  # the smallest simulated rank count is at least this
+PIPELINE_ROOM = 3  # a pipelined plan is simulated with at least this many ranks per chunk
+SIMULATED_MOST = 2**13  # the largest simulated rank count; with more ranks, the simulations would take minutes
 
 
 class GrowthError(UsageError):
-    """Raised if the simulations of a few nodes do not tell those of many."""
+    """Raised if the simulation of many ranks cannot be extrapolated from simulations of a few nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthSizes:
-    """The four simulated rank counts, which differ by the same number, and the number of ranks below the middle."""
+    """The rank counts that are simulated instead of a much larger one."""
 
-    counts: tuple[int, ...]
-    low: int
+    counts: tuple[int, ...]  # four counts with equal differences
+    low: int  # the first ranks, which keep their distance from rank 0 in every count; added ranks come after them
 
 
 def choose_growth_sizes(n: int, per_node: int, chunks: int) -> GrowthSizes | None:
-    """Return the rank counts to simulate instead of n ranks; None if they are as many as n or too many to simulate.
+    """Return the rank counts to simulate instead of n ranks; None if n is too small, or too many ranks are needed.
 
-    They leave whole nodes and an even number of ranks out of n, so that the last node is as full as that of n ranks.
+    The counts differ from n by whole nodes and an even number of ranks, so that the last node is as full as with n
+    ranks.
+
+    Args:
+        n: the number of ranks to extrapolate to.
+        per_node: the ranks of a node.
+        chunks: the number of chunks of a pipelined plan, else 1.
     """
     block = lcm(per_node, 2)
     half = -(-max(LEAST_RANKS, PIPELINE_ROOM * chunks) // (2 * block)) * block
@@ -57,10 +63,12 @@ def choose_growth_sizes(n: int, per_node: int, chunks: int) -> GrowthSizes | Non
 def simulate_by_growth(
     run: Callable[[int, int], Simulation], n: int, root: int, per_node: int, chunks: int, name: str
 ) -> Simulation:
-    """Return the simulation of n ranks, extrapolated from four small rank counts; its path is None.
+    """Return the simulation of n ranks, extrapolated from simulations of four small rank counts.
+
+    The result has no critical path (`path` is None).
 
     Args:
-        run: simulates the plan, every rank of it, with a number of ranks and a root.
+        run: simulates every rank of the plan for a number of ranks and a root, its two arguments.
         n: the number of ranks of the result.
         root: the root rank, or 0.
         per_node: the ranks of a node; 1 if all ranks share one node.
@@ -81,7 +89,14 @@ def simulate_by_growth(
 
 
 def _require_same(predicted: Simulation, simulated: Simulation, sizes: GrowthSizes, name: str) -> None:
-    """Raise GrowthError if the prediction from smaller rank counts is not what was simulated, on every rank."""
+    """Raise GrowthError if a simulation differs on any rank from its extrapolation from smaller rank counts.
+
+    Args:
+        predicted: the extrapolation to the fourth rank count of `sizes`.
+        simulated: the simulation of the fourth rank count.
+        sizes: the simulated rank counts.
+        name: the name of the plan, for the message.
+    """
     fields = ("clocks_s", "within", "between", "busiest_shared", "rounds", "steps", "messages")
     if not all(np.allclose(getattr(predicted, each), getattr(simulated, each), rtol=1e-9, atol=0) for each in fields):
         counts = ", ".join(map(str, sizes.counts[:-1]))
@@ -92,18 +107,22 @@ def _require_same(predicted: Simulation, simulated: Simulation, sizes: GrowthSiz
 
 
 def _extrapolate(runs: Sequence[Simulation], n: int, low: int, per_node: int) -> Simulation:
-    """Return the simulation of n ranks by the growth over three `runs`; `low` ranks are below the middle."""
+    """Return the simulation of n ranks, extrapolated from `runs`, the simulations of three equidistant rank counts.
+
+    The first `low` ranks keep their distance from rank 0, and the last ranks their distance from the last rank. The
+    clocks and bytes of ranks in the middle are interpolated. `per_node` is the ranks of a node.
+    """
     first, second, third = runs
     few, more = first.plan.ranks, second.plan.ranks
     steps = Fraction(n - few, more - few)
 
     def grow(name: str) -> int:
-        """Return a whole number that is a polynomial of at most the second degree in the number of ranks."""
+        """Return the field `name`, a whole number that grows at most quadratically with ranks, for n ranks."""
         a, b, c = (int(getattr(each, name)) for each in (first, second, third))
         return int(a + (b - a) * steps + (c - 2 * b + a) * steps * (steps - 1) / 2)
 
     def grow_array(name: str) -> Floats:
-        """Return the values of all n ranks."""
+        """Return the field `name`, an array with one value per rank, for all n ranks."""
         here, there = getattr(first, name), getattr(second, name)
         added, step = n - few, more - few  # multiplied before divided, which is exact for exact costs
         head = here[:low] + (there[:low] - here[:low]) * added / step
@@ -129,7 +148,7 @@ def _extrapolate(runs: Sequence[Simulation], n: int, low: int, per_node: int) ->
 
 
 def _roll(simulation: Simulation, shift: int) -> Simulation:
-    """Return the simulation with every rank's results moved `shift` ranks up, modulo the number of ranks."""
+    """Return the simulation with the results of rank r moved to rank r + `shift`, modulo the number of ranks."""
     if not shift:
         return simulation
     clocks, within, between = (

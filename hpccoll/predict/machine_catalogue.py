@@ -19,7 +19,7 @@ from hpccoll.units import GB
 
 _FOLDER, _SUFFIX = "machines", ".toml"
 _MAX_CHARACTERS = 2**20
-# Values outside the limits of these types are mistakes, or would overflow.
+# Numbers in a machine's file outside the limits of these types are mistakes, or would overflow.
 ModelName: TypeAlias = Annotated[str, Meta(pattern=r"\S")]
 Microseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
 Bandwidth: TypeAlias = Annotated[float, Meta(gt=1e-15, le=1e15)]  # GB/s
@@ -32,14 +32,21 @@ class MachineError(UsageError):
 
 
 class LinkDescription(Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of the tables [within] and [between] of a TOML file; `overhead_us` is `alpha_us` by default."""
+    """The keys of the tables [within] and [between] of a machine model's TOML file: links within and between nodes.
+
+    `alpha_us` is a message's latency. `overhead_us` is the part of `alpha_us` that keeps the sender busy; None means
+    all of it.
+    """
 
     alpha_us: Microseconds
     bandwidth_GBps: Bandwidth  # noqa: N815
     overhead_us: float | None = None
 
     def make_link(self, where: str) -> Link:
-        """Return the link that this TOML table describes; raise MachineError (naming `where`) for a bad overhead_us."""
+        """Return the link that this TOML table describes; raise MachineError if overhead_us exceeds alpha_us or is < 0.
+
+        `where` is the name of the file and table, for the error message.
+        """
         overhead = self.alpha_us if self.overhead_us is None else self.overhead_us
         if not 0 <= overhead <= self.alpha_us:
             raise MachineError(f"{where}: need 0 <= overhead_us <= alpha_us; found {overhead:g} and {self.alpha_us:g}")
@@ -47,7 +54,11 @@ class LinkDescription(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FabricDescription(Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of the table [fabric]: a fat tree has `oversubscription` and `rails`, a dragonfly `pair_GBps`."""
+    """The keys of the table [fabric] of a machine model's TOML file, which describes the network between nodes.
+
+    A fat tree needs `oversubscription`, the ratio of a leaf switch's bandwidth to its nodes and its bandwidth to other
+    switches, and may have `rails`. A dragonfly needs `pair_GBps`, the bandwidth between two groups of nodes.
+    """
 
     kind: FabricKind
     nodes_per_switch: Annotated[int, Meta(ge=1, le=2**20)]
@@ -56,7 +67,16 @@ class FabricDescription(Struct, frozen=True, forbid_unknown_fields=True):
     pair_GBps: Bandwidth | None = None  # noqa: N815
 
     def make_fabric(self, where: str, nics: int, between: LinkDescription) -> Fabric:
-        """Return the fabric; raise MachineError (naming `where`) if keys of its kind are missing, or others given."""
+        """Return the network that this TOML table describes.
+
+        Args:
+            where: the name of the file and table, for error messages.
+            nics: network interfaces per node.
+            between: the table of the links between nodes.
+
+        Raises:
+            MachineError: a key that the kind of network needs is missing, or a key of another kind is given.
+        """
         is_tree = self.kind is FabricKind.FAT_TREE
         if (self.oversubscription is None) is is_tree or (self.pair_GBps is None) is not is_tree:
             raise MachineError(f"{where}: a fat_tree needs `oversubscription`, a dragonfly `pair_GBps`, and only this")
@@ -69,9 +89,10 @@ class FabricDescription(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MachineDescription(Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of a TOML file that describes a machine model; without `reduce_GBps`, reductions cost nothing.
+    """The keys of a TOML file that describes a machine model.
 
-    `peak_TFLOPS` (1e12 FLOP/s) and `memory_GB` (1e9 bytes) of a rank are needed to estimate training.
+    `reduce_GBps` is the rate of reductions of a rank; without it, reductions take no time. `call_us` is the fixed cost
+    of a call. `peak_TFLOPS` (1e12 FLOP/s) and `memory_GB` (1e9 bytes) of a rank are needed to estimate training.
     """
 
     name: ModelName
@@ -94,7 +115,7 @@ def list_machines() -> list[str]:
 
 
 def load_machine(name: str) -> Machine:
-    """Read a machine model; `name` is the name of a built-in machine model or the path of a TOML file.
+    """Return the machine model `name`, either a built-in one, such as `dgx-h100`, or that of a TOML file, by its path.
 
     Raises:
         UnknownNameError: `name` is neither a built-in machine model nor a path ending in .toml.
@@ -137,7 +158,9 @@ def parse_machine(text: str, source: str) -> Machine:
 
 
 def build_machine(found: Mapping[str, Any], where: str) -> Machine:
-    """Return the machine model that a parsed TOML file describes; `where` is the file's name for error messages.
+    """Return the machine model that a TOML file describes.
+
+    `found` is the parsed content of the file, and `where` the file's name for error messages.
 
     Raises a MachineError that names a key if the key is missing, unknown, of the wrong type or out of range.
     """
@@ -161,7 +184,10 @@ def build_machine(found: Mapping[str, Any], where: str) -> Machine:
 
 
 def require_capacity(machine: Machine, field: str) -> float:
-    """Return `peak_flop_per_s` or `memory_bytes`; if it is None, raise UsageError, which names all missing keys."""
+    """Return the machine's `peak_flop_per_s` or `memory_bytes`, whichever `field` names.
+
+    Raises UsageError with the keys to add to the machine's file if the machine model does not have the value.
+    """
     capacity: float | None = getattr(machine, field)
     if capacity is None:
         missing = " and no ".join(key for name, key in CAPACITY_KEYS.items() if getattr(machine, name) is None)

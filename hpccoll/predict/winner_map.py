@@ -45,9 +45,11 @@ _SLACK = 1.15  # a label fits where a box of this multiple of its width and heig
 
 
 def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
-    """Return the winner map of `grid` (at least two rank counts and two sizes) as a matplotlib figure; write no file.
+    """Return a matplotlib figure that colors each rank count and message size by the fastest algorithm. Writes no file.
 
-    `marks` are rank counts at which to draw a dashed line, to compare a rule of thumb with the map.
+    Args:
+        grid: predicted times of several algorithms, with at least two rank counts and two sizes.
+        marks: rank counts at which to draw a dashed line, to compare a rule of thumb with the map.
     """
     # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -73,10 +75,17 @@ def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
 
 
 def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats, fine_y: Floats) -> Floats:
-    """Return the simulated times' logarithms at the points of the map, shape (algorithms, `fine_y`, `fine_x`).
+    """Return the logarithms of the predicted times at all points of the map, interpolated, shape (algorithms, Y, X).
 
     Times are raised by TIE per preceding algorithm, so that the first of several equally fast algorithms wins. Where an
     algorithm cannot run, its time is finite but longer than all others, because infinite times cannot be interpolated.
+
+    Args:
+        grid: the predicted times.
+        across: log2 of the grid's rank counts.
+        up: log2 of the grid's message sizes.
+        fine_x: log2 of the rank counts of the map's X columns.
+        fine_y: log2 of the message sizes of the map's Y rows.
     """
     from scipy.interpolate import RegularGridInterpolator
 
@@ -87,7 +96,10 @@ def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats,
 
 
 def _leave_out_thin_regions(times: Floats) -> Floats:
-    """Return the times, infinite for algorithms that are the fastest in no square of `_THINNEST` points per side."""
+    """Return `times` with infinity for algorithms that are fastest only in regions too thin to see.
+
+    A region is too thin if no square of `_THINNEST` points per side fits into it. `times` has shape (algorithms, Y, X).
+    """
     best = times.argmin(axis=0)
     shown = [a for a in np.unique(best) if _has_square(best == a)]
     left_out = np.ones(len(times), np.bool_)
@@ -96,20 +108,31 @@ def _leave_out_thin_regions(times: Floats) -> Floats:
 
 
 def _has_square(inside: NDArray[np.bool_]) -> bool:
-    """Whether a square of `_THINNEST` points per side fits into a region."""
+    """Whether a square of `_THINNEST` points per side fits into a region; `inside` marks its points, shape (Y, X)."""
     from scipy.ndimage import minimum_filter
 
     return bool(minimum_filter(inside, _THINNEST, mode="constant").any())
 
 
 def _choose_colours(grid: ForecastGrid, best: NDArray[np.intp]) -> dict[int, str]:
-    """Return a colour per algorithm that is fastest somewhere, by the algorithm's index."""
+    """Return a colour for each algorithm that is fastest somewhere, by the algorithm's index in `grid`.
+
+    `best` has the index of the fastest algorithm at each point of the map, shape (Y, X).
+    """
     others = cycle(_OTHER_COLOURS)
     return {int(a): _COLOURS.get(grid.algorithms[a].name) or next(others) for a in np.unique(best)}
 
 
 def _fill_regions(axes: Axes, colours: dict[int, str], x: Floats, y: Floats, best: NDArray[np.intp]) -> None:
-    """Draw each interpolated point in the colour of its fastest algorithm; `best` has the index of this algorithm."""
+    """Draw each point of the map in the colour of its fastest algorithm.
+
+    Args:
+        axes: the axes to draw into.
+        colours: the colour of each algorithm, by index.
+        x: log2 of the rank counts of the map's columns.
+        y: log2 of the message sizes of the map's rows.
+        best: index of the fastest algorithm at each point, shape (Y, X).
+    """
     from matplotlib.colors import ListedColormap
 
     shown = np.searchsorted(list(colours), best)
@@ -121,7 +144,8 @@ def _fill_regions(axes: Axes, colours: dict[int, str], x: Floats, y: Floats, bes
 def _draw_crossovers(axes: Axes, times: Floats, best: NDArray[np.intp], x: Floats, y: Floats) -> None:
     """Draw the lines on which the fastest and the second fastest algorithm take equally long.
 
-    An algorithm does not count as second fastest where it ties with the fastest, so that the lines are smooth.
+    An algorithm does not count as second fastest where it ties with the fastest, so that the lines are smooth. `times`
+    are the logarithms of times, shape (algorithms, Y, X); the other arguments are those of `_fill_regions`.
     """
     from scipy.ndimage import binary_dilation, binary_erosion
 
@@ -135,7 +159,10 @@ def _draw_crossovers(axes: Axes, times: Floats, best: NDArray[np.intp], x: Float
 
 
 def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> list[int]:
-    """Draw the labels of all regions that have room for one; return the algorithms of the other regions."""
+    """Write the algorithm's name into each region with enough room; return the algorithms of the other regions.
+
+    Algorithms are returned by index in `grid`. The other arguments are those of `_fill_regions`.
+    """
     from scipy.ndimage import label
 
     unlabelled = []
@@ -149,12 +176,15 @@ def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: N
 
 
 def _format_name(grid: ForecastGrid, a: int) -> str:
-    """Return the name of an algorithm as the map shows it."""
+    """Return the name of algorithm number `a` of `grid` as the map shows it, such as `recursive doubling`."""
     return grid.algorithms[a].name.replace("_", " ")
 
 
 def _label_region(axes: Axes, name: str, x: Floats, y: Floats, inside: NDArray[np.bool_]) -> bool:
-    """Draw a region's label, vertically if it does not fit horizontally; return whether it fits at all."""
+    """Write `name` into a region, vertically if it does not fit horizontally; return whether it fits at all.
+
+    `inside` marks the points of the region, shape (Y, X); `x` and `y` are those of `_fill_regions`.
+    """
     from matplotlib.patheffects import withStroke
 
     frame = axes.get_window_extent()
@@ -175,16 +205,16 @@ def _label_region(axes: Axes, name: str, x: Floats, y: Floats, inside: NDArray[n
 def _find_label_place(inside: NDArray[np.bool_], width: float, height: float) -> tuple[int, int] | None:
     """Return the point (row, column) at which to center a label in a region; None if the label does not fit.
 
-    Of the points at which the label fits, the one with the most room around the label is chosen.
+    Of the points at which the label fits, the point with the most room around the label is chosen.
 
     Args:
-        inside: for each point of the map, whether it belongs to the region.
+        inside: for each point of the map, whether the point belongs to the region, shape (Y, X).
         width: width of the label, in points of the map.
         height: height of the label, in points of the map.
     """
     from scipy.ndimage import distance_transform_cdt
 
-    # After resampling, a box of `width` x `height` is a square, so a chessboard distance shows whether it fits.
+    # After resampling, the label's box is a square, so a chessboard distance shows whether the label fits.
     rows, columns = (np.arange(0, n, s / 12).astype(int) for n, s in zip(inside.shape, (height, width), strict=True))
     room = distance_transform_cdt(np.pad(inside[np.ix_(rows, columns)], 1), "chessboard")[1:-1, 1:-1]
     row, column = np.unravel_index(int(np.argmax(room)), room.shape)
@@ -192,7 +222,10 @@ def _find_label_place(inside: NDArray[np.bool_], width: float, height: float) ->
 
 
 def _draw_legend(figure: Figure, colours: dict[str, str]) -> None:
-    """Draw a legend below the map for the colours of regions without a label; nothing if all have labels."""
+    """Draw a legend below the map for regions that have no room for a label.
+
+    `colours` has the colour of each such algorithm, by name; if it is empty, nothing is drawn.
+    """
     from matplotlib.patches import Patch
 
     if colours:
@@ -203,7 +236,10 @@ def _draw_legend(figure: Figure, colours: dict[str, str]) -> None:
 
 
 def _draw_axes(axes: Axes, grid: ForecastGrid, across: Floats, up: Floats, marks: tuple[int, ...]) -> None:
-    """Set title, axis labels, ticks and limits, and draw lines at the rank counts in `marks`."""
+    """Set the map's title, axis labels, ticks and limits, and draw vertical lines at the rank counts in `marks`.
+
+    `across` and `up` are log2 of the grid's rank counts and message sizes.
+    """
     q = grid.machine.ranks_per_node
     inside = grid.ranks[0] < q < grid.ranks[-1]
     operations = sorted({each.operation.value for each in grid.algorithms})
@@ -225,7 +261,7 @@ def _draw_axes(axes: Axes, grid: ForecastGrid, across: Floats, up: Floats, marks
 
 
 def _draw_mark(axes: Axes, ranks: int, text: str, dashes: tuple[int, tuple[int, int]]) -> None:
-    """Draw a vertical line at a rank count, with a label above the map."""
+    """Draw a vertical line at a rank count, with the label `text` above the map and matplotlib's pattern `dashes`."""
     at = float(np.log2(ranks))
     axes.axvline(at, color=_INK, linewidth=1.2, linestyle=dashes, zorder=3)
     place: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MIN_NBYTES, MAX_NBYTES = 1 * MiB, 64 * MiB  # the minimum exceeds the bursts that switches and traffic shapers allow
 TRANSFER_S = 0.02  # intended time of a long message on a healthy link
-MIN_WAIT_S = 0.1  # seconds to wait for the introduction of each rank, even after the time limit
+MIN_WAIT_S = 0.1  # seconds to wait for each rank to name its node, even after the time limit
 MAX_REMEASUREMENTS = 3
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MESSAGES_PER_PAIR = 6  # phases of a link measurement, each of which may take limit_s
@@ -35,7 +35,7 @@ _MESSAGES_PER_PAIR = 6  # phases of a link measurement, each of which may take l
 
 @dataclass(frozen=True, slots=True)
 class MeasurementOptions:
-    """The options of a preflight's measurements."""
+    """How often and with which messages `hpccoll preflight` measures the links and nodes of a job."""
 
     sweeps: int  # number of measurements of each link and node
     nbytes: int | None  # size of the long message; if None, it depends on the speed of the links
@@ -44,9 +44,12 @@ class MeasurementOptions:
 
 
 def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[Exception]) -> None:
-    """Execute the commands of the coordinator (rank 0) until it sends `end`; all other ranks call this function.
+    """Measure links and this node as rank 0 commands, until rank 0 sends `end`. Every rank but rank 0 calls this.
 
-    `options` are the same on all ranks of `comm`; `failure` is the exception that MPI raises if a connection fails.
+    Args:
+        comm: the communicator of the job.
+        options: the same on all ranks.
+        failure: the exception that mpi4py raises if a connection fails, such as `MPI.Exception`.
     """
     channel = ControlChannel(comm)
     channel.send_reply(_describe_node(comm.rank, options.ranks_as_nodes))
@@ -56,7 +59,11 @@ def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[E
 
 
 def _describe_node(rank: int, ranks_as_nodes: bool) -> dict[str, str]:
-    """Return the name of this rank's node and the boot ID of its machine, which nodes emulated on one machine share."""
+    """Return the name of this rank's node (`node`) and the boot ID of its machine (`boot`).
+
+    Emulated nodes on one machine have equal boot IDs. With `ranks_as_nodes`, the name contains the rank, so that every
+    rank counts as a node.
+    """
     host = platform.node().partition(".")[0]
     try:
         boot_id = _BOOT_ID.read_text(encoding="ascii").strip()
@@ -68,7 +75,18 @@ def _describe_node(rank: int, ranks_as_nodes: bool) -> dict[str, str]:
 def _execute_command(
     comm: MPI.Intracomm, command: Mapping[str, Any], limit_s: float, failure: type[Exception], lost_buffers: list[Any]
 ) -> dict[str, Any]:
-    """Execute the command `pair` or `speed`; return the fields of a LinkSample (`pair`) or a NodeSpeed (`speed`)."""
+    """Measure the link to a peer (command `pair`) or the speed of this node (command `speed`).
+
+    Args:
+        comm: the communicator of the job.
+        command: a command of the coordinator, with its arguments.
+        limit_s: seconds after which a message counts as lost.
+        failure: the exception that mpi4py raises if a connection fails.
+        lost_buffers: list to which the buffers of lost messages are added.
+
+    Returns:
+        The fields of a `LinkSample` (for `pair`) or of a `NodeSpeed` (for `speed`).
+    """
     if command["do"] == "pair":
         link = LinkBenchmark(comm, command["peer"], limit_s, lost_buffers)
         return asdict(link.measure(command["nbytes"], failure))
@@ -76,7 +94,14 @@ def _execute_command(
 
 
 class Coordinator:
-    """Rank 0, which commands all measurements. The constructor blocks until every rank has named its node.
+    """Rank 0 of a preflight: commands the measurements of links and nodes on all ranks and collects the results.
+
+    The other ranks call `run_worker` meanwhile. The constructor waits until every rank has named its node.
+
+    Args:
+        comm: the communicator of the job.
+        options: the options of the measurements, the same on all ranks.
+        failure: the exception that mpi4py raises if a connection fails.
 
     Attributes:
         results: the results so far.
@@ -95,7 +120,10 @@ class Coordinator:
         self.can_finalize = not self.results.lost
 
     def _find_nodes(self) -> PreflightResults:
-        """Receive the descriptions of all nodes; return results without samples, with silent nodes marked as lost."""
+        """Receive the name of every rank's node; return results with these nodes and without measurements.
+
+        A node whose rank does not answer within the time limit is marked as lost.
+        """
         nodes: list[str] = []
         lost: dict[int, str] = {}
         deadline = time.monotonic() + self._options.limit_s
@@ -118,7 +146,7 @@ class Coordinator:
         return PreflightResults(tuple(nodes), lost=lost)
 
     def _receive_introduction(self, rank: int, limit_s: float) -> dict[str, Any] | None:
-        """Block for the description of a rank's node; return None if the rank does not answer within `limit_s`."""
+        """Wait for the name and boot ID of a rank's node; None if the rank does not answer within `limit_s` seconds."""
         if rank == COORDINATOR:
             return _describe_node(rank, self._options.ranks_as_nodes)
         try:
@@ -128,14 +156,14 @@ class Coordinator:
 
     @property
     def steps(self) -> int:
-        """The number of times that `measure_all` calls its argument `advance`, to report progress."""
+        """The number of calls of `advance` that `measure_all` makes, to show progress."""
         return (self._options.sweeps + 1) * len(schedule_pairs(len(self._leaders))) + self._options.sweeps
 
     def measure_all(self, advance: Callable[[str], None]) -> None:
-        """Measure every pair and node in each sweep, store the samples in `results`, and block until done.
+        """Measure the links of all pairs of nodes and the speed of each node, in every sweep, into `results`.
 
         A first sweep, whose times are dropped, opens the connections and determines the message size unless the options
-        state one. Calls `advance` with the kind of measurement (`pairs` or `speed`) after each round.
+        state one. `advance` is called with the kind of measurement (`pairs` or `speed`) after each round.
         """
         self._sweep(self._options.nbytes or MIN_NBYTES, advance)
         self.results.nbytes = self._options.nbytes or self._choose_nbytes()
@@ -147,9 +175,9 @@ class Coordinator:
             advance("speed")
 
     def remeasure_suspects(self, threshold: float) -> None:
-        """Repeat the measurements of slow nodes and slow links, at most MAX_REMEASUREMENTS times; add the samples.
+        """Measure slow nodes and slow links again, at most MAX_REMEASUREMENTS times, and add the samples to `results`.
 
-        New samples distinguish faults from temporary disturbances. `threshold` is passed to `find_faults`.
+        The new samples distinguish faults from temporary disturbances. `threshold` is passed to `find_faults`.
         """
         index = self.results.nodes.index
         for _ in range(MAX_REMEASUREMENTS):
@@ -172,26 +200,29 @@ class Coordinator:
             self._channel.flush(self._options.limit_s)
 
     def _sweep(self, nbytes: int, advance: Callable[[str], None]) -> None:
-        """Measure the link of every pair of nodes once, except pairs whose measurement has failed before."""
+        """Measure the link of every pair of nodes once with messages of `nbytes` bytes; skip pairs that failed before.
+
+        `advance` is called with `pairs` after each round of pairs.
+        """
         for pairs in schedule_pairs(len(self._leaders)):
             for concurrent in split_by_machine(pairs, self._boot_ids):
                 self._measure_pairs([(a, b) for a, b in concurrent if not self._has_failed(a, b)], nbytes)
             advance("pairs")
 
     def _has_failed(self, a: int, b: int) -> bool:
-        """Whether a node of the pair is lost, or an earlier measurement of the pair failed."""
+        """Whether node `a` or node `b` is lost, or an earlier measurement of the link between them failed."""
         samples = self.results.links.get((a, b), []) + self.results.links.get((b, a), [])
         return a in self.results.lost or b in self.results.lost or any(sample.broken for sample in samples)
 
     def _measure_pairs(self, pairs: Sequence[Pair], nbytes: int) -> None:
-        """Measure disjoint pairs of nodes concurrently, store the samples, and mark nodes that do not reply as lost."""
+        """Measure the links of disjoint pairs of nodes at the same time with `nbytes` bytes; add to `results`."""
         peers = dict([*pairs, *((b, a) for a, b in pairs)])
         commands = {a: {"do": "pair", "peer": self._leaders[b], "nbytes": nbytes} for a, b in peers.items()}
         for node, reply in self._run_commands(commands).items():
             self.results.links.setdefault((node, peers[node]), []).append(LinkSample(**reply))
 
     def _measure_nodes(self, nodes: Iterable[int]) -> None:
-        """Command nodes to measure their speed, concurrently unless they share a machine, and store the samples."""
+        """Measure the speed of nodes, at the same time unless they share a machine; add the samples to `results`."""
         groups = [(node,) for node in nodes if node not in self.results.lost]
         for concurrent in split_by_machine(groups, self._boot_ids):
             shared = {node: self._boot_ids.count(self._boot_ids[node]) > 1 for (node,) in concurrent}
@@ -200,7 +231,10 @@ class Coordinator:
                 self.results.speeds.setdefault(node, []).append(NodeSpeed(**reply))
 
     def _run_commands(self, commands: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Send each node its command, execute rank 0's own, and block for replies; mark nodes without reply as lost."""
+        """Send each node its command, execute that of rank 0's node, and return the replies, both by index of the node.
+
+        Nodes that do not reply within the time limit are marked as lost in `results`.
+        """
         replies: dict[int, dict[str, Any]] = {}
         limit_s = self._options.limit_s
         for node, command in commands.items():
@@ -220,7 +254,7 @@ class Coordinator:
         return replies
 
     def _choose_nbytes(self) -> int:
-        """Return the message size, a power of two, whose transfer takes about TRANSFER_S seconds on the median link."""
+        """Return the message size in bytes, a power of two, that takes about TRANSFER_S seconds on the median link."""
         samples = [sample for samples in self.results.links.values() for sample in samples]
         rates = sorted(0.0 if sample.broken else MIN_NBYTES / sample.transfer_seconds for sample in samples)
         if not rates:

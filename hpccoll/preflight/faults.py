@@ -1,7 +1,7 @@
 """Find faults in the results of a preflight: broken or slow links, lost or slow nodes.
 
 A value is slow if it is below a given fraction of the other values' median, and if it is also below the median by more
-than four times the spread of the other values. Their spread is the median absolute deviation, scaled to a standard
+than four times the spread of the other values. The spread is the median absolute deviation, scaled to a standard
 deviation. The condition on the spread prevents false faults where healthy links differ, as in tapered networks.
 
 Faults name as few nodes as possible. If a node itself is slow (copies memory or computes slowly), its slow links are
@@ -25,12 +25,15 @@ LATENCY_FACTOR = 0.6  # the threshold for 1/latency is multiplied by this, becau
 
 
 def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> float | None:
-    """Return `value` divided by the median of `others` if `value` is slow (see the module's docstring), else None.
+    """Return `value` divided by the median of `others` if `value` is exceptionally low, else None.
+
+    A value is exceptionally low if it is below `threshold` times the median, and also below the median by more than
+    four times the spread of the others.
 
     Args:
         value: a rate; higher is better.
-        others: the values to compare `value` with.
-        threshold: the fraction of the median of `others` below which `value` may be slow.
+        others: the rates of the other nodes or links; without any, the result is None.
+        threshold: a fraction of the median, such as 0.7.
     """
     if not others:
         return None
@@ -40,7 +43,10 @@ def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> fl
 
 
 def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, float]:
-    """Return a dictionary from the key of each slow value to the value's ratio to the median of the other values."""
+    """Return the exceptionally low values as ratios to the median of the other values, by key.
+
+    `values` are rates by the index of a node or link; `threshold` is that of `get_low_ratio`.
+    """
     ratios = {}
     for key, value in values.items():
         ratio = get_low_ratio(value, [other for k, other in values.items() if k != key], threshold)
@@ -50,9 +56,9 @@ def find_low_values(values: Mapping[int, float], threshold: float) -> dict[int, 
 
 
 def find_faults(results: PreflightResults, threshold: float) -> list[FaultEntry]:
-    """Return the faults: lost nodes, broken links, slow nodes, nodes whose links are all slow, and other slow links.
+    """Return the faults in the results: lost nodes, broken links, slow nodes, nodes with only slow links, slow links.
 
-    `threshold` is the fraction of the other values' median below which a value may be slow.
+    `threshold` is the fraction of the median of the other nodes or links below which a speed may count as slow.
     """
     names = results.nodes
     lost = []
@@ -70,7 +76,7 @@ def find_faults(results: PreflightResults, threshold: float) -> list[FaultEntry]
 
 
 def list_excluded_nodes(faults: Iterable[FaultEntry]) -> list[str]:
-    """Return the sorted names of the nodes whose exclusion from a job avoids all faults."""
+    """Return the sorted names of the nodes to exclude from a job (`sbatch --exclude`) so that it avoids all faults."""
     return sorted({fault.exclude for fault in faults})
 
 
@@ -80,7 +86,10 @@ def _get_ends(link: DirectedLink) -> set[int]:
 
 
 def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, FaultEntry]:
-    """Return a dictionary from node index to fault, for each node that copies memory or computes slowly."""
+    """Return a fault for each node that copies memory or computes slowly, by the node's index.
+
+    `threshold` is that of `find_faults`.
+    """
     faults: dict[int, FaultEntry] = {}
     speeds = {
         node: speed for node in range(len(results.nodes)) if (speed := results.compute_median_speed(node)) is not None
@@ -100,7 +109,7 @@ def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, F
 
 
 def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> list[FaultEntry]:
-    """Return a fault for each pair of nodes whose link is broken in either direction."""
+    """Return a fault for each pair of nodes whose link is broken in either direction; `names` are the nodes' names."""
     reasons = {tuple(sorted(_get_ends(link))): link.broken for link in links if link.broken}
     excluded = _choose_ends(list(reasons))
     faults = []
@@ -114,7 +123,10 @@ def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> l
 def _find_slow_node_links(
     names: Sequence[str], links: Sequence[DirectedLink], threshold: float
 ) -> dict[int, FaultEntry]:
-    """Return a dictionary from node index to fault, for each node whose best rate or latency over its links is slow."""
+    """Return a fault for each node of which even the fastest link is slow, in rate or latency, by the node's index.
+
+    `names` are the names of all nodes, and `threshold` is that of `find_faults`.
+    """
     best: dict[str, dict[int, float]] = {"sends": {}, "receives": {}, "answers": {}}
     for link in links:
         rate, latency = link.bytes_per_s, link.latency_seconds
@@ -143,14 +155,24 @@ def _find_slow_node_links(
 
 
 def _format_value(verb: str, value: float, ratio: float, others: str) -> str:
-    """Return text such as `sends 5 GB/s, 0.2 times the median of the other nodes`; `value` is a rate or 1/latency."""
+    """Return a string such as `sends 5 GB/s, 0.2 times the median of the other nodes`.
+
+    Args:
+        verb: `sends`, `receives` or `answers`.
+        value: bytes per second or, for `answers`, 1 / latency in seconds.
+        ratio: `value` divided by the median of the others.
+        others: the things compared with, `nodes` or `links`.
+    """
     if verb == "answers":
         return f"answers in {1e6 / value:.4g} us, {1 / ratio:.1f} times the median of the other {others}"
     return f"{verb} {value / GB:.3g} GB/s, {ratio:.2f} times the median of the other {others}"
 
 
 def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> list[FaultEntry]:
-    """Return a fault for each pair of nodes whose link is slow in either direction."""
+    """Return a fault for each pair of nodes whose link is slow in either direction.
+
+    `names` are the names of all nodes, and `threshold` is that of `find_faults`.
+    """
     rates = {index: link.bytes_per_s for index, link in enumerate(links) if link.bytes_per_s is not None}
     answers = {index: 1 / link.latency_seconds for index, link in enumerate(links) if link.latency_seconds}
     slow: dict[tuple[int, ...], list[tuple[float, str]]] = {}
@@ -171,7 +193,10 @@ def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], thresh
 
 
 def _choose_ends(pairs: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
-    """Return a node of each pair, so that few nodes are chosen: repeatedly the node in most of the remaining pairs."""
+    """Choose one node of each pair, so that few different nodes are chosen, and return the choice by pair.
+
+    Repeatedly chooses the node that is in most of the pairs of nodes that remain.
+    """
     chosen: dict[tuple[int, ...], int] = {}
     remaining = list(pairs)
     while remaining:

@@ -26,7 +26,10 @@ _SHORT_TAG, _LONG_TAG = 7101, 7102
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """One measurement of a link from one end; `broken` is the reason if the measurement failed, else None."""
+    """One measurement of a link between two nodes by one of them: latency and time of a long message.
+
+    `broken` is the reason if the measurement failed, else None.
+    """
 
     latency_seconds: float = 0.0
     transfer_seconds: float = 0.0
@@ -34,9 +37,11 @@ class LinkSample:
 
 
 class LinkBenchmark:
-    """This rank's end of the link to rank `peer` of `comm`.
+    """Measures the link between this rank's node and the node of rank `peer`, which does the same at the same time.
 
     Args:
+        comm: the communicator of both ranks.
+        peer: the other rank.
         limit_s: seconds after which a message counts as lost.
         lost_buffers: list to which `measure` adds the buffers of lost messages, because MPI may still write to them.
     """
@@ -46,9 +51,9 @@ class LinkBenchmark:
         self._send_buffer, self._recv_buffer = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
 
     def measure(self, nbytes: int, failure: type[Exception]) -> LinkSample:
-        """Measure the latency and the transfer time of `nbytes` bytes; blocking, collective over this rank and `peer`.
+        """Return the latency to the peer and the time of sending `nbytes` bytes. Collective over this rank and `peer`.
 
-        If a message is lost or MPI raises `failure`, the sample's `broken` states the reason.
+        If a message is lost or MPI raises the exception `failure`, the sample's `broken` states the reason.
         """
         is_first = self._comm.rank < self._peer
         long = np.zeros(nbytes, np.uint8)
@@ -67,7 +72,10 @@ class LinkBenchmark:
         return LinkSample(latency, max(transfer - latency, 1e-9))
 
     def _take_turns(self, is_first: bool, measure: Callable[[], float], answer: Callable[[], None]) -> float:
-        """Call `measure` and `answer`, `measure` first if `is_first` is true; return the result of `measure`."""
+        """Measure, and answer the peer's measurement, in either order; return the seconds that `measure` returns.
+
+        This rank measures first if `is_first` is true, else it answers first.
+        """
         if is_first:
             seconds = measure()
             answer()
@@ -76,11 +84,11 @@ class LinkBenchmark:
         return measure()
 
     def _send(self, buffer: NDArray[np.uint8], tag: int = _SHORT_TAG) -> None:
-        """Send `buffer` to the peer; block until the send completes."""
+        """Send `buffer` to the peer; return when the send is complete."""
         wait_all([self._comm.Isend(buffer, self._peer, tag)], self._limit_s)
 
     def _receive_short(self) -> None:
-        """Block until a short message arrives from the peer."""
+        """Wait until a short message of the peer has arrived."""
         wait_all([self._comm.Irecv(self._recv_buffer, self._peer, _SHORT_TAG)], self._limit_s)
 
     def _synchronize(self) -> None:
@@ -89,7 +97,7 @@ class LinkBenchmark:
         wait_all([self._comm.Isend(self._send_buffer, self._peer, _SHORT_TAG), receive], self._limit_s)
 
     def _time_pings(self) -> float:
-        """Start PINGS round trips, one after the other; return half the seconds of the shortest."""
+        """Send PINGS short messages, each answered by the peer; return half the shortest round trip in seconds."""
         shortest = float("inf")
         for _ in range(PINGS):
             begin = time.perf_counter()
@@ -99,13 +107,13 @@ class LinkBenchmark:
         return shortest / 2
 
     def _answer_pings(self) -> None:
-        """Answer each short message of the peer's `_time_pings`; block until all have arrived."""
+        """Answer the short messages that the peer sends in `_time_pings`, until all have arrived."""
         for _ in range(PINGS):
             self._receive_short()
             self._send(self._send_buffer)
 
     def _time_transfer(self, long: NDArray[np.uint8]) -> float:
-        """Send the long message; return the seconds until the peer acknowledges it."""
+        """Send the buffer `long`, when the peer is ready; return the seconds until the peer has acknowledged it."""
         self._receive_short()  # the peer has posted its receive
         begin = time.perf_counter()
         self._send(long, _LONG_TAG)
@@ -113,7 +121,7 @@ class LinkBenchmark:
         return time.perf_counter() - begin
 
     def _answer_transfer(self, long: NDArray[np.uint8]) -> None:
-        """Block until the long message of the peer's `_time_transfer` has arrived, and acknowledge it."""
+        """Receive the message that the peer sends in `_time_transfer` into `long`, and acknowledge it."""
         receive = self._comm.Irecv(long, self._peer, _LONG_TAG)
         self._send(self._send_buffer)
         wait_all([receive], self._limit_s)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COORDINATOR = 0
 MESSAGE_NBYTES = 1024
-SPIN_S = 2e-3  # after this time, sleeping no longer distorts the time of a message on a healthy link
+SPIN_S = 2e-3  # a message on a healthy link takes less than this time, in which the receiver polls without sleeping
 SLEEP_S, LONG_SLEEP_S = 50e-6, 1e-3
 _COMMAND_TAG, _REPLY_TAG = 7103, 7104
 
@@ -28,7 +28,9 @@ class MessageTimeoutError(CommunicationError):
 
 
 def wait_all(requests: Sequence[MPI.Request], limit_s: float) -> None:
-    """Block until all requests are complete; poll without sleeping at first, so that short times are accurate.
+    """Wait until all requests are complete, at most `limit_s` seconds.
+
+    Polls without sleeping for the first two milliseconds, so that measured times of short messages are accurate.
 
     Raises:
         MessageTimeoutError: `limit_s` seconds have passed. Incomplete requests stay active and still use their buffers.
@@ -45,9 +47,10 @@ def wait_all(requests: Sequence[MPI.Request], limit_s: float) -> None:
 
 
 class ControlChannel:
-    """Commands from rank 0 to the other ranks and their replies: JSON objects in messages of MESSAGE_NBYTES bytes.
+    """Sends commands from rank 0 to the other ranks, and their replies to rank 0, as JSON objects in MPI messages.
 
-    No collectives are used, because a collective hangs if any link is broken. `comm` contains all ranks.
+    All messages are point-to-point, because a collective would hang if any link of the job were broken. `comm` is the
+    communicator of the job.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -56,15 +59,15 @@ class ControlChannel:
         self._sent: list[tuple[NDArray[np.uint8], MPI.Request]] = []
 
     def send_command(self, rank: int, command: dict[str, Any]) -> None:
-        """Start sending a command to a rank, without blocking."""
+        """Start to send a command from rank 0 to a rank; return without waiting."""
         self._send(rank, _COMMAND_TAG, command)
 
     def send_reply(self, reply: dict[str, Any]) -> None:
-        """Start sending a reply to the coordinator, without blocking."""
+        """Start to send a reply to rank 0; return without waiting."""
         self._send(COORDINATOR, _REPLY_TAG, reply)
 
     def receive_command(self) -> dict[str, Any]:
-        """Block for the coordinator's next command without a time limit, sleeping between polls."""
+        """Wait for the next command of rank 0, without a time limit, and return it; sleeps between polls."""
         message = _make_empty_message()
         request = self._comm.Irecv(message, COORDINATOR, _COMMAND_TAG)
         while not request.Test():
@@ -72,7 +75,7 @@ class ControlChannel:
         return _decode(message)
 
     def receive_reply(self, rank: int, limit_s: float) -> dict[str, Any]:
-        """Block for the next reply of a rank; raise MessageTimeoutError if none arrives within `limit_s` seconds."""
+        """Wait for the next reply of a rank and return it; raise MessageTimeoutError after `limit_s` seconds."""
         message = _make_empty_message()
         request = self._comm.Irecv(message, rank, _REPLY_TAG)
         self.lost_buffers.append((message, request))
@@ -81,7 +84,10 @@ class ControlChannel:
         return _decode(message)
 
     def _send(self, rank: int, tag: int, content: dict[str, Any]) -> None:
-        """Start sending a message without blocking; keep its buffer until the send completes."""
+        """Start to send `content` as a message with an MPI tag; return without waiting.
+
+        The message's buffer is kept until the send is complete.
+        """
         message, text = _make_empty_message(), json.dumps(content).encode()
         if len(text) > MESSAGE_NBYTES:
             raise ValueError(f"a control message of {len(text)} bytes, at most {MESSAGE_NBYTES}")
@@ -90,7 +96,7 @@ class ControlChannel:
         self._sent.append((message, self._comm.Isend(message, rank, tag)))
 
     def flush(self, limit_s: float) -> None:
-        """Block until all sends are complete; raise MessageTimeoutError if that takes more than `limit_s` seconds."""
+        """Wait until all sends are complete; raise MessageTimeoutError if that takes more than `limit_s` seconds."""
         wait_all([request for _, request in self._sent], limit_s)
 
 

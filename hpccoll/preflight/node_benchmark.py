@@ -36,9 +36,10 @@ class NodeSpeed:
 
 
 def measure_node(*, shares_machine: bool) -> NodeSpeed:
-    """Run threads on all cores of this process for two time slices, block until done, and return the speed.
+    """Measure memory copies and arithmetic on all cores that this process may use, for half a second in total.
 
-    `shares_machine` states whether this node is one of several emulated nodes on one machine.
+    `shares_machine` states whether this node is one of several emulated nodes on one machine. On emulated nodes, the
+    time that threads wait for a core is subtracted.
     """
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:
@@ -50,7 +51,10 @@ def measure_node(*, shares_machine: bool) -> NodeSpeed:
 
 
 def _measure_rate(work: Callable[[], float], subtracts_waiting: bool) -> float:
-    """Call `work` repeatedly for a time slice; return the sum of the amounts that it returns, per second."""
+    """Call `work` repeatedly for SLICE_S seconds; return the bytes or operations that all calls return, per second.
+
+    With `subtracts_waiting`, the time that this thread waits for a core does not count.
+    """
     work()  # this call is not timed, because it touches new memory
     waited, begin = _read_waiting_s(), time.perf_counter()
     end, done = begin + SLICE_S, 0.0
@@ -69,11 +73,11 @@ def _read_waiting_s() -> float:
 
 
 def _prepare_copy() -> Callable[[], float]:
-    """Allocate two arrays; return a function that copies one to the other and returns the number of bytes."""
+    """Allocate two arrays, and return a function that copies one to the other and returns the copied bytes."""
     source, target = np.zeros(COPY_NBYTES, np.uint8), np.ones(COPY_NBYTES, np.uint8)
 
     def copy() -> float:
-        """Copy once; return the number of bytes copied."""
+        """Copy the source array to the target array; return the number of bytes copied."""
         np.copyto(target, source)
         return COPY_NBYTES
 
@@ -86,7 +90,7 @@ def _prepare_compute() -> Callable[[], float]:
     y = np.empty_like(x)
 
     def compute() -> float:
-        """Compute sines of an array in cache; return the number of sines."""
+        """Compute the sines of an array in cache PASSES times; return the number of sines."""
         for _ in range(PASSES):
             np.sin(x, out=y)
         return IN_CACHE * PASSES

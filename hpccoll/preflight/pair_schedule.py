@@ -15,7 +15,10 @@ Group = TypeVar("Group", bound=tuple[int, ...])
 
 
 def schedule_pairs(nodes: int) -> list[list[Pair]]:
-    """Return the rounds for `nodes` nodes; a round is a list of pairs (lower, higher), and no pair occurs twice."""
+    """Return rounds that pair every two of `nodes` nodes exactly once, with each node in at most one pair per round.
+
+    A round is a list of pairs of indices, the lower index first; its pairs can be measured at the same time.
+    """
     seats = nodes + nodes % 2  # with an odd number of nodes, the node opposite the empty seat is idle
     rounds = []
     for shift in range(seats - 1):
@@ -26,9 +29,14 @@ def schedule_pairs(nodes: int) -> list[list[Pair]]:
 
 
 def split_by_machine(groups: Sequence[Group], boot_ids: Sequence[str]) -> list[list[Group]]:
-    """Split groups of nodes into lists whose groups share no machine and so can be measured at the same time.
+    """Split pairs of nodes, or single nodes, into lists whose elements share no machine.
 
-    `boot_ids` has the boot ID of each node's machine. Real nodes have different boot IDs, so they need only one list.
+    The elements of one list can be measured at the same time. Real nodes are machines of their own, so they need only
+    one list; emulated nodes share a machine.
+
+    Args:
+        groups: tuples of indices of nodes.
+        boot_ids: the boot ID of each node's machine, which identifies the machine.
     """
     turns: list[tuple[set[str], list[Group]]] = []
     for group in groups:

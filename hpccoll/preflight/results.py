@@ -20,7 +20,7 @@ from hpccoll.units import GB
 
 @dataclass(frozen=True, slots=True)
 class DirectedLink:
-    """The samples of one direction of a link, measured by the sender."""
+    """The measurements of the link from node `source` to node `destination`, made by the source."""
 
     source: int  # index of the sending node
     destination: int  # index of the receiving node
@@ -35,7 +35,7 @@ class DirectedLink:
         return self.nbytes / min(self.transfers) if self.transfers and self.broken is None else None
 
     def to_record(self, nodes: tuple[str, ...]) -> dict[str, Any]:
-        """Return the record of kind `preflight_pair`; `nodes` are the names of all nodes."""
+        """Return the link's record of kind `preflight_pair`, ready for JSON; `nodes` are the names of all nodes."""
         rate = self.bytes_per_s
         return PreflightPairRecord(
             nodes[self.source],
@@ -51,19 +51,24 @@ class DirectedLink:
 
 @dataclass(slots=True)
 class PreflightResults:
-    """All samples of a preflight, for each link (source, destination) and each node, by the nodes' indices in `nodes`.
+    """All measurements of a preflight. Nodes are numbered by their position in `nodes`.
 
-    `lost` has, for each node that did not answer, the reason why the node counts as lost.
+    Args:
+        nodes: names of the nodes.
+        nbytes: size in bytes of the long message that measures a link's rate.
+        links: the samples of each direction (sending node, receiving node).
+        speeds: the samples of each node.
+        lost: for each node that did not answer, the reason why the node counts as lost.
     """
 
-    nodes: tuple[str, ...]  # names of the nodes
-    nbytes: int = 0  # size in bytes of the long message that measures a link's rate
+    nodes: tuple[str, ...]
+    nbytes: int = 0
     links: dict[tuple[int, int], list[LinkSample]] = field(default_factory=dict)
     speeds: dict[int, list[NodeSpeed]] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
 
     def iter_directed_links(self) -> Iterator[DirectedLink]:
-        """Yield both directions of every measured pair, broken ones included, in order of (source, destination)."""
+        """Yield each measured direction of each link, also of broken links, in order of (source, destination)."""
         for (source, destination), samples in sorted(self.links.items()):
             broken = next((sample.broken for sample in samples if sample.broken), None)
             good = [sample for sample in samples if sample.broken is None]
@@ -72,16 +77,16 @@ class PreflightResults:
             yield DirectedLink(source, destination, latency, transfers, self.nbytes, broken)
 
     def compute_median_speed(self, node: int) -> NodeSpeed | None:
-        """Return the medians of a node's speed samples; None if the node has no samples."""
+        """Return the median speed of the node with index `node`; None if the node was not measured."""
         samples = self.speeds.get(node, [])
         if not samples:
             return None
         return NodeSpeed(median(s.copy_bytes_per_s for s in samples), median(s.operations_per_s for s in samples))
 
     def compute_link_rates(self) -> dict[str, tuple[float, float]]:
-        """Return the GB/s of each node's uplink and downlink: the fastest of its pairs, of which none may be broken.
+        """Return the bandwidths in GB/s at which each node sends and receives, by the node's name.
 
-        Raises UsageError if a pair is broken or was not measured.
+        A node's bandwidth is that of its fastest link. Raises UsageError if any link is broken.
         """
         up: dict[int, float] = {}
         down: dict[int, float] = {}
@@ -95,7 +100,7 @@ class PreflightResults:
         return {self.nodes[node]: (up[node], down[node]) for node in up if node in down}
 
     def make_node_record(self, node: int) -> dict[str, Any]:
-        """Return the record of kind `preflight_node` of a node."""
+        """Return the record of kind `preflight_node` of the node with index `node`, ready for JSON."""
         speed = self.compute_median_speed(node)
         return PreflightNodeRecord(
             self.nodes[node],

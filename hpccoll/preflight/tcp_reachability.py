@@ -31,8 +31,8 @@ from hpccoll.printable import escape_unprintable
 SECRET = "HPCCOLL_PREFLIGHT_SECRET"  # noqa: S105 - an environment variable; its value is the same on all nodes
 FIRST_PORT, PORTS = 20_000, 10_000
 RETRY_S, MAX_CONNECTIONS = 0.1, 64
-REPORT_LIMIT_S = 300.0  # time for a report and its acknowledgement, over a connection that works
-MESSAGE_LIMIT_S = 30.0  # time for the first message over a connection
+REPORT_LIMIT_S = 300.0  # seconds for a report and its acknowledgement over a connection that works
+MESSAGE_LIMIT_S = 30.0  # seconds until the first message over a connection must arrive
 BYTES_PER_NODE, BASE_BYTES = 400, 4096  # the longest line has BASE_BYTES + BYTES_PER_NODE * nodes bytes
 MAX_REASON = 200  # characters
 _HELLO = b"hpccoll preflight "
@@ -40,7 +40,13 @@ _CODE_BYTES = 16  # random bytes that a server sends when a connection begins
 
 
 def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int, bytes]:
-    """Run scontrol; return the hosts of this job step, this node's index, a port for this job, and the job's secret.
+    """Return what this node needs to check the reachability of the nodes of its SLURM job step; runs scontrol.
+
+    Args:
+        environ: environment variables, as SLURM sets them, and SECRET.
+
+    Returns:
+        The host names of the step, this node's index among them, a TCP port for this job, and the job's secret.
 
     Raises:
         UnavailableError: this process is not in a SLURM job step.
@@ -64,7 +70,7 @@ def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int, by
 
 
 def make_code(secret: bytes, number: bytes, message: bytes) -> bytes:
-    """Return the code, in hexadecimal digits, that proves that the sender of `message` knows the secret.
+    """Return the HMAC-SHA256 of `number` and `message`, in hexadecimal digits, by which the sender proves its secret.
 
     `number` is the random number that the server sent when the connection began, in hexadecimal digits.
     """
@@ -72,9 +78,10 @@ def make_code(secret: bytes, number: bytes, message: bytes) -> bytes:
 
 
 def choose_address(host: str) -> str:
-    """Return the address of this host on which other nodes expect it; empty for all addresses if it is unknown.
+    """Return the IP address of this host, named `host`, at which other nodes reach it; empty if it is unknown.
 
-    Some hosts give their own name a loopback address, which other nodes cannot reach.
+    Some hosts resolve their own name to a loopback address, which other nodes cannot reach. A server with an empty
+    address listens on all addresses.
     """
     try:
         address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
@@ -84,7 +91,7 @@ def choose_address(host: str) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on a port of this host's address in the job, or of all addresses if it has none."""
+    """Return a TCP socket that listens on `port` of this host, named `host`, or on all addresses if that fails."""
     with suppress(OSError):  # the name may have an address that is not this host's
         return socket.create_server((choose_address(host), port), backlog=1024)
     try:
@@ -120,7 +127,7 @@ class ReachabilityServer:
         threading.Thread(target=self._accept_connections, daemon=True).start()
 
     def _accept_connections(self) -> None:
-        """Accept connections until the socket is closed; serve a bounded number at a time, each in a thread."""
+        """Accept connections until the socket is closed; serve at most MAX_CONNECTIONS at a time, each in a thread."""
         while True:
             try:
                 connection, _ = self._socket.accept()
@@ -132,7 +139,7 @@ class ReachabilityServer:
                 connection.close()  # the node tries again
 
     def _serve(self, connection: socket.socket) -> None:
-        """Send a greeting with a random number; if the node sends a report, store the report and acknowledge it.
+        """Serve one connection: send a greeting with a random number, then store and acknowledge a report, if any.
 
         The acknowledgement is sent once `all_reported` is set, or after REPORT_LIMIT_S seconds. The first line must
         arrive within MESSAGE_LIMIT_S seconds. Network errors and invalid messages close the connection silently.
@@ -186,8 +193,12 @@ def contact_node(
 ) -> str | None:
     """Connect to a node and send it a report, if any; return the reason if that failed, else None.
 
-    Retries the connection for `limit_s` seconds, because the node may not listen yet. Waits for the acknowledgement of
-    a report.
+    Args:
+        host: name of the node.
+        port: port on which the node listens.
+        secret: the secret of the job, which signs the report.
+        limit_s: seconds for which a failed connection is retried, because the node may not listen yet.
+        report: message for the node, whose acknowledgement is awaited; None to test the connection only.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -219,7 +230,9 @@ def contact_node(
 def check_reachability(
     hosts: Sequence[str], node: int, port: int, secret: bytes, limit_s: float
 ) -> PreflightResults | None:
-    """Try to connect to all other nodes; return all nodes' results on node 0, else None. Collective over all nodes.
+    """Connect to all other nodes, and collect on node 0 which nodes cannot reach each other. Collective over the nodes.
+
+    Returns the combined results of all nodes on node 0, and None on other nodes.
 
     Args:
         hosts: names of all nodes, in the same order on every node.
@@ -249,9 +262,12 @@ def check_reachability(
 
 
 def combine_reports(hosts: Sequence[str], reports: dict[int, dict[int, str]], limit_s: float) -> PreflightResults:
-    """Return results with the broken links and lost nodes that the reports imply.
+    """Return preflight results with the broken links and lost nodes that the nodes' reports imply.
 
-    `reports` maps node 0, and each node whose report arrived within `limit_s` seconds, to its unreachable nodes.
+    Args:
+        hosts: names of all nodes.
+        reports: by node whose report arrived, the nodes that it could not reach, each with the reason.
+        limit_s: seconds for which reports were awaited, for messages.
     """
     results = PreflightResults(tuple(hosts))
     for node in range(len(hosts)):

@@ -1,6 +1,7 @@
 """Records of `hpccoll barrier`: kind `barrier`, one per barrier and arrival pattern, and kind `barrier_summary`.
 
-All times are differences of times of a clock that the ranks share. A round is one call of a barrier by all ranks.
+An arrival pattern is a set of delays, one per rank, with which the ranks enter the barrier. All times come from a clock
+that the ranks share. A round is one call of a barrier by all ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 
 class BarrierKey(NamedTuple):
-    """The fields that identify a row of the barrier suite across runs, as for resuming a run."""
+    """The fields by which `hpccoll barrier` recognizes a measurement in the file of an interrupted run, to skip it."""
 
     engine: str
     algorithm: str
@@ -23,14 +24,14 @@ class BarrierKey(NamedTuple):
 
 
 class BarrierRecord(Record, frozen=True, kw_only=True):
-    """The rounds of one barrier with one arrival pattern (`hpccoll barrier`)."""
+    """Times of one barrier algorithm with one arrival pattern, over all timed rounds (`hpccoll barrier`)."""
 
     kind: ClassVar[str] = "barrier"
 
     engine: str
     algorithm: Annotated[str, about("Plan of hpccoll, or name of a library's barrier.")]
     pattern: Annotated[str, about("Arrival pattern, such as one_late.")]
-    spread_us: Annotated[Amount, about("The largest planned delay of a rank.")]
+    spread_us: Annotated[Amount, about("The largest planned delay of any rank.")]
     ranks: Positive
     nodes: Positive
     rounds: Annotated[Positive, about("Number of timed rounds.")]
@@ -45,7 +46,7 @@ class BarrierRecord(Record, frozen=True, kw_only=True):
     exit_skew_us: Annotated[TimeSummary, about("Time from the first to the last exit.")]
     absorbed: Annotated[
         float | None,
-        about("Fraction of the entry spread that it hides; null without spread, and if most rounds are late."),
+        about("Fraction of the entry spread that the barrier hides; null without spread, and if most rounds are late."),
     ]
     unsafe: Annotated[Natural, about("Rounds in which a rank left before the last entry.")]
     clock_error_us: Annotated[Amount, about("Error of the common clock that the count of unsafe rounds allows.")]
@@ -61,7 +62,7 @@ class BarrierRecord(Record, frozen=True, kw_only=True):
 
     @property
     def key(self) -> BarrierKey:
-        """The fields that identify this row across runs."""
+        """The fields that identify this measurement, equal in a repeated or resumed run."""
         return BarrierKey(self.engine, self.algorithm, self.pattern, self.ranks)
 
     @property
@@ -71,7 +72,7 @@ class BarrierRecord(Record, frozen=True, kw_only=True):
 
 
 class RankLateness(Struct, frozen=True):
-    """The evidence whether one rank is late to barriers."""
+    """How much later than the other ranks one rank enters barriers, as evidence for or against a straggler."""
 
     rank: Natural
     node: Annotated[str, about("Host name of the rank's node.")]
@@ -83,17 +84,17 @@ class RankLateness(Struct, frozen=True):
 
 
 class NodeLateness(Struct, frozen=True):
-    """The evidence whether the ranks of one node are late to barriers."""
+    """How much later than other ranks the ranks of one node enter barriers, as evidence for or against a slow node."""
 
     node: str
     ranks: Positive
     last_arrivals: Annotated[Natural, about("Rounds in which a rank of the node entered last.")]
-    excess_us: Annotated[float, about("Median of the excess of its ranks.")]
-    wait_deficit_us: Annotated[float, about("Median of the wait deficits of its ranks.")]
+    excess_us: Annotated[float, about("Median of excess_us over the node's ranks.")]
+    wait_deficit_us: Annotated[float, about("Median of wait_deficit_us over the node's ranks.")]
 
 
 class BarrierCost(Struct, frozen=True):
-    """One barrier without skew: its cost and exit skew, and its effect on the time of an all-reduce after it."""
+    """Time and exit skew of a barrier that all ranks enter together, and its effect on a timed all-reduce after it."""
 
     engine: str
     algorithm: str
@@ -106,14 +107,14 @@ class BarrierCost(Struct, frozen=True):
 
 
 class InjectedDelay(Struct, frozen=True):
-    """The delay that --inject-delay adds."""
+    """The rank that `hpccoll barrier --inject-delay` makes late to every barrier, and by how many microseconds."""
 
     rank: Natural
     us: Annotated[Amount, about("Microseconds by which the rank enters later in every round.")]
 
 
 class BarrierSummaryRecord(Record, frozen=True, kw_only=True):
-    """The last record of `hpccoll barrier`: the rank that is late, and what each barrier costs."""
+    """The last record of `hpccoll barrier`: the rank that enters barriers late, if any, and each barrier's cost."""
 
     kind: ClassVar[str] = "barrier_summary"
 

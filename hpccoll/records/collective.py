@@ -25,7 +25,7 @@ Staging: TypeAlias = Literal["direct", "pinned"] | None  # None: host memory
 
 
 class StopReason(StrEnum):
-    """Why the measurement of a case ended."""
+    """Why the measurement of one case ended; a case is an operation, size, dtype, buffer, engine and algorithm."""
 
     CONVERGED = "converged"  # the interval of the median is tight enough
     BUDGET = "budget"  # the time budget of the case is spent
@@ -33,17 +33,18 @@ class StopReason(StrEnum):
 
 
 class StartMethod(StrEnum):
-    """How all ranks started an iteration together."""
+    """How the ranks were made to start each timed iteration at the same time."""
 
     WINDOW = "window"  # at a time of a global clock; rounds in which a rank was late are discarded
     BARRIER = "barrier"  # after a barrier, whose skew the samples contain
 
 
 class TimeSummary(Struct, frozen=True):
-    """Order statistics of the record's samples_us, in microseconds.
+    """Minimum, maximum and percentiles of the times of a record's iterations, in microseconds.
 
-    p50_low and p50_high are the median's 95 % interval; below 6 iterations they are the smallest and largest sample,
-    which enclose the median with probability 1 - 2**(1 - iterations). p95 and p99 are samples, not interpolated.
+    p50_low and p50_high are the ends of the median's 95 % confidence interval. Below 6 iterations they are the smallest
+    and largest time, which enclose the median with probability 1 - 2**(1 - iterations). p95 and p99 are measured
+    times, not interpolated.
     """
 
     min: Amount
@@ -56,12 +57,12 @@ class TimeSummary(Struct, frozen=True):
 
     @property
     def uncertainty(self) -> float:
-        """Half the width of the median's interval, divided by the median; infinity if the median is 0."""
+        """Half the width of the median's 95 % interval, divided by the median; infinity if the median is 0."""
         return (self.p50_high - self.p50_low) / 2 / self.p50 if self.p50 else float("inf")
 
 
 class CaseKey(NamedTuple):
-    """The fields that identify a case across runs: to skip it when a run is resumed, and to compare runs."""
+    """The fields by which `bench` skips a case that an interrupted run measured, and `compare` finds it in two runs."""
 
     op: str
     engine: str
@@ -77,7 +78,7 @@ class CaseKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The case's name, such as `all_reduce 64 KiB hpccoll/ring`."""
+        """The case's operation, size, engine and algorithm, such as `all_reduce 64 KiB hpccoll/ring`."""
         engine = f"{self.engine}/{self.algorithm}" if self.algorithm else self.engine
         place = "" if self.in_place else " out of place"
         return f"{self.op} {format_size(self.nbytes)}{place} {engine}"
@@ -101,7 +102,7 @@ class CollectiveCase(Record, frozen=True):
 
     @property
     def key(self) -> CaseKey:
-        """The fields that identify this case across runs."""
+        """The fields that identify this case, equal in all runs that measure it."""
         return CaseKey(*(getattr(self, name) for name in CaseKey._fields))
 
 
@@ -130,7 +131,7 @@ class CollectiveRecord(CollectiveCase, frozen=True):
     start: Annotated[
         StartMethod | None, about("Whether iterations started at a time of a global clock or after a barrier.")
     ] = None
-    discarded: Annotated[Natural | None, about("Rounds that do not count, because a rank missed their start.")] = None
+    discarded: Annotated[Natural | None, about("Iterations dropped because a rank missed their start.")] = None
     clock_residual_us: Annotated[
         Amount | None, about("Largest measured error of any rank's clock after the iterations; null without a clock.")
     ] = None
@@ -138,7 +139,7 @@ class CollectiveRecord(CollectiveCase, frozen=True):
 
 
 class BenchSummaryRecord(Record, frozen=True, kw_only=True):
-    """What a run of `hpccoll bench` took, the last record of the run."""
+    """The duration and peak memory of a run of `hpccoll bench`; the last record of the run."""
 
     kind: ClassVar[str] = "bench_summary"
 

@@ -12,7 +12,7 @@ StopCause = Literal["complete", "interrupted", "failed"]
 
 
 class Verdict(StrEnum):
-    """Whether B is faster than A (better), slower than A (worse), or neither has been shown."""
+    """Whether B is faster than the baseline A (better), slower (worse), or neither has been shown."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -20,15 +20,15 @@ class Verdict(StrEnum):
 
 
 class GuidelineVerdict(StrEnum):
-    """Whether the left side of a guideline is slower than the right side."""
+    """Whether a guideline such as all_reduce <= reduce + broadcast holds for the measured times, or is violated."""
 
     HOLDS = "holds"
     VIOLATED = "violated"
-    NO_EVIDENCE = "no evidence"  # slower, but perhaps by chance or within the tolerance
+    NO_EVIDENCE = "no evidence"  # the ratio is above 1, but perhaps by chance or within the tolerance
 
 
 class ComparedTimesRecord(Record, frozen=True):
-    """The fields that `compared_row` and `compared_operation` share; never written to a file alone."""
+    """Base class of two records of `hpccoll compare`: the ratio of B's times to A's, with its interval and p-value."""
 
     ratio: Annotated[Amount, about("Time of B over time of A, without common drift; above 1 means that B is slower.")]
     ratio_low: Annotated[Amount, about("Lower end of the ratio's interval.")]
@@ -41,7 +41,7 @@ class ComparedTimesRecord(Record, frozen=True):
 
 
 class ComparedRowRecord(ComparedTimesRecord, frozen=True, kw_only=True):
-    """A row that both sides of a comparison have."""
+    """One case (operation, size, dtype, engine, algorithm) that both A and B measured (`hpccoll compare A B`)."""
 
     kind: ClassVar[str] = "compared_row"
 
@@ -67,17 +67,17 @@ class ComparedRowRecord(ComparedTimesRecord, frozen=True, kw_only=True):
 
     @property
     def key(self) -> CaseKey:
-        """The fields that identify the row across runs."""
+        """The fields that identify the compared case, equal in all runs that measure it."""
         return CaseKey(*(getattr(self, name) for name in CaseKey._fields))
 
     @property
     def name(self) -> str:
-        """The row's name, such as `all_reduce 64 KiB hpccoll/ring`."""
+        """The compared case's name, such as `all_reduce 64 KiB hpccoll/ring`."""
         return self.key.name
 
 
 class ComparedOperationRecord(ComparedTimesRecord, frozen=True, kw_only=True):
-    """All compared rows of an operation together: the median of their ratios."""
+    """All compared cases of one operation together: the median of their ratios of times (`hpccoll compare A B`)."""
 
     kind: ClassVar[str] = "compared_operation"
 
@@ -90,12 +90,12 @@ class ComparedOperationRecord(ComparedTimesRecord, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of the operation."""
+        """The operation's name, such as `all_reduce`."""
         return self.op
 
 
 class GuidelineRecord(Record, frozen=True):
-    """A self-consistency guideline, such as all_reduce <= reduce + broadcast, checked on one engine and size."""
+    """A relation that an engine's times should satisfy at one size, such as all_reduce <= reduce + broadcast."""
 
     kind: ClassVar[str] = "guideline"
 
@@ -120,7 +120,7 @@ class GuidelineRecord(Record, frozen=True):
 
 
 class CompareSummaryRecord(Record, frozen=True):
-    """The result of `hpccoll compare A B`; the last record of its run."""
+    """The overall result of `hpccoll compare A B`, such as the slower operations; the last record of its output."""
 
     kind: ClassVar[str] = "compare_summary"
 
@@ -135,7 +135,7 @@ class CompareSummaryRecord(Record, frozen=True):
     tolerance: Annotated[Amount, about("Slowdown that is no regression, as a fraction.")]
     worse: Annotated[tuple[str, ...], about("Operations and rows in which B is slower.")]
     better: Annotated[tuple[str, ...], about("Operations and rows in which B is faster.")]
-    regressions: Annotated[tuple[str, ...], about("Those in which B is slower beyond the tolerance.")]
+    regressions: Annotated[tuple[str, ...], about("Operations and rows in which B is slower beyond the tolerance.")]
     only_a: Annotated[tuple[str, ...], about("Rows that only A has.")]
     only_b: Annotated[tuple[str, ...], about("Rows that only B has.")]
     wrong: Annotated[tuple[str, ...], about("Rows with wrong results, which are not compared.")]

@@ -10,9 +10,9 @@ from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 
 class RecordedOperation(Struct, frozen=True):
-    """A call in a recording."""
+    """One call of a communication operation that a rank's flight recorder kept, with its arguments."""
 
-    communicator: Annotated[str, about("The same on all ranks of the communicator.")]
+    communicator: Annotated[str, about("Name of the communicator, equal on all of its ranks.")]
     number: Annotated[Natural, about("Number of the collective on its communicator; 0 for a send or receive.")]
     operation: Annotated[str, about("Name of the operation, such as all_reduce.")]
     arguments: Annotated[dict[str, str], about("Algorithm, count, dtype, reduction, root and form, where they apply.")]
@@ -20,7 +20,7 @@ class RecordedOperation(Struct, frozen=True):
 
 
 class RankState(Struct, frozen=True):
-    """The last operation of a rank."""
+    """The state of one rank's process when the job hung or crashed, and the last operation that it called."""
 
     rank: Annotated[Natural, about("Rank in MPI.COMM_WORLD.")]
     host: Annotated[str, about("Name of the host.")]
@@ -33,7 +33,7 @@ class RankState(Struct, frozen=True):
 
 
 class CallGroup(Struct, frozen=True):
-    """The ranks that made the same call."""
+    """The ranks whose calls have the same operation and arguments."""
 
     ranks: Annotated[tuple[Natural, ...], about("Ranks in MPI.COMM_WORLD.")]
     call: Annotated[RecordedOperation, about("Their call.")]
@@ -42,7 +42,7 @@ class CallGroup(Struct, frozen=True):
 class FirstDisagreement(Struct, frozen=True):
     """The first collective in which ranks made different calls."""
 
-    communicator: Annotated[str, about("The same on all ranks of the communicator.")]
+    communicator: Annotated[str, about("Name of the communicator, equal on all of its ranks.")]
     number: Annotated[Positive, about("Number of the collective on its communicator.")]
     differing: Annotated[tuple[str, ...], about("`operation`, or the arguments that differ.")]
     groups: Annotated[tuple[CallGroup, ...], Meta(min_length=2), about("The largest group of ranks first.")]

@@ -10,7 +10,7 @@ from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 
 class EstimatedBytes(Struct, frozen=True):
-    """Memory of the rank that needs most, by content."""
+    """Estimated bytes of the rank that needs most memory in a training step: weights, gradients, and so on."""
 
     weights: Annotated[Amount, about("Weights in the type of the computation.")]
     gradients: Annotated[Amount, about("Gradients of the weights on the rank.")]
@@ -24,15 +24,15 @@ class EstimatedBytes(Struct, frozen=True):
 
 
 class EstimatedFlops(Struct, frozen=True):
-    """Floating-point operations of a training step, over all ranks."""
+    """Number of floating-point operations of a training step, summed over all ranks."""
 
     forward: Annotated[Amount, about("Operations of the forward pass.")]
-    backward: Annotated[Amount, about("Without recomputation.")]
+    backward: Annotated[Amount, about("Operations of the backward pass, without recomputation.")]
     recomputed: Annotated[Amount, about("Operations of the forward pass that the backward pass repeats.")]
 
 
 class TrafficEntry(Struct, frozen=True):
-    """Traffic of the busiest rank in a training step, for one strategy and one collective."""
+    """Calls, bytes and seconds of one collective that one strategy, such as dp, needs per step; of the busiest rank."""
 
     strategy: Annotated[str, about("dp, zero1, zero2, zero3, tp, sp, pp, cp, ep or copies.")]
     collective: Annotated[str, about("Name of the operation.")]

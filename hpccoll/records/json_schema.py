@@ -65,7 +65,7 @@ _RECORDS: tuple[type[Record], ...] = (
 )
 DEFINITIONS: dict[str, type[Record]] = {
     **{record.kind: record for record in _RECORDS},
-    "simulated": SimulatedPlanRecord,  # has kind `plan` like ProvenPlanRecord, but another `command`
+    "simulated": SimulatedPlanRecord,  # of kind `plan`, as ProvenPlanRecord; the field `command` tells them apart
     "plan": ProvenPlanRecord,
     "published_schedule": PublishedScheduleRecord,
 }
@@ -85,13 +85,16 @@ def make_json_schema() -> Schema:
             "schema": {"const": SCHEMA},
             "kind": {"enum": list(dict.fromkeys(record.kind for record in DEFINITIONS.values()))},
         },
-        "allOf": [_apply_definition(name, definition) for name, definition in definitions.items()],
+        "allOf": [_make_rule(name, definition) for name, definition in definitions.items()],
         "$defs": definitions,
     }
 
 
-def _apply_definition(name: str, definition: Schema) -> Schema:
-    """Return a JSON Schema rule: lines with a definition's `kind` (and `command`, if any) satisfy the definition."""
+def _make_rule(name: str, definition: Schema) -> Schema:
+    """Return a JSON Schema if/then rule: a line with the `kind` of definition `name` must satisfy this definition.
+
+    For definitions with a constant field `command`, the rule also requires this command of the line.
+    """
     selected = {"kind": {"const": DEFINITIONS[name].kind}}
     command = definition["properties"].get("command", {})
     if "const" in command:
@@ -100,10 +103,13 @@ def _apply_definition(name: str, definition: Schema) -> Schema:
 
 
 def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
-    """Return msgspec's schema with references resolved, titles and defaults removed, unions with null simplified."""
+    """Return a schema of msgspec with references to `components` replaced by their content, and with less clutter.
+
+    Titles and defaults are removed, and a union of a type with null becomes `{"type": [TYPE, "null"]}`.
+    """
     if "$ref" in schema:
         definition = components[schema["$ref"].rpartition("/")[2]]
-        if "enum" in definition and "description" in schema:  # the field says what its values mean in this record
+        if "enum" in definition and "description" in schema:  # keep the description of the field in this record
             definition = definition | {"description": schema["description"]}
         return _inline(definition, components)
     plain = {key: value for key, value in schema.items() if key not in ("title", "default", "anyOf")}
@@ -129,7 +135,7 @@ def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
 
 
 def _describe(name: str, field: Schema) -> Schema:
-    """Return the schema of a field with its own description, or else with the one common to fields of its name."""
+    """Return a field's schema; if it has no description, add that of `COMMON_FIELDS` for the field's name, if any."""
     if "description" in field or name not in COMMON_FIELDS:
         return field
     return field | {"description": COMMON_FIELDS[name]}

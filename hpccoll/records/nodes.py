@@ -12,7 +12,7 @@ Rate = Annotated[float, Meta(gt=0)]
 
 
 class PreflightPairRecord(Record, frozen=True):
-    """One direction of the link between two nodes, as its sender measured it (`hpccoll preflight`)."""
+    """Latency and bandwidth from one node to another, measured by the sending node (`hpccoll preflight`)."""
 
     kind: ClassVar[str] = "preflight_pair"
 
@@ -27,7 +27,7 @@ class PreflightPairRecord(Record, frozen=True):
 
 
 class PreflightNodeRecord(Record, frozen=True):
-    """Speed of a node without communication, on the cores that its first rank may use (`hpccoll preflight`)."""
+    """Speed of a node's memory and cores, measured on the cores that its first rank may use (`hpccoll preflight`)."""
 
     kind: ClassVar[str] = "preflight_node"
 
@@ -39,12 +39,12 @@ class PreflightNodeRecord(Record, frozen=True):
 
 
 class FaultEntry(Struct, frozen=True):
-    """A slow or broken node or link."""
+    """A lost or slow node, or a broken or slow link, that `hpccoll preflight` found."""
 
     kind: Literal["lost_node", "broken_link", "slow_node", "slow_node_link", "slow_link"]
     nodes: Annotated[tuple[str, ...], about("The node, or the two ends of the link.")]
     found: str
-    ratio: Annotated[Amount | None, about("Its value divided by the median of the others; null if lost or broken.")]
+    ratio: Annotated[Amount | None, about("Speed divided by the median of the others; null if lost or broken.")]
     remedy: str
     exclude: Annotated[str, about("The node to leave out.")]
 
@@ -61,7 +61,7 @@ class PreflightSummaryRecord(Record, frozen=True):
 
 
 class ScalingPoint(Struct, frozen=True):
-    """Time and bandwidth of an operation on one number of nodes and ranks."""
+    """Median time and bus bandwidth of a collective on one number of nodes and ranks."""
 
     nodes: Positive
     ranks: Positive
@@ -73,7 +73,7 @@ class ScalingPoint(Struct, frozen=True):
 
 
 class ScalingRecord(Record, frozen=True):
-    """Times of one engine and algorithm at one message size on several numbers of nodes (`hpccoll scaling`)."""
+    """Times of one collective, engine, algorithm and size on several numbers of nodes (`hpccoll scaling`)."""
 
     kind: ClassVar[str] = "scaling"
 
@@ -94,19 +94,19 @@ class FindingRecord(Record, frozen=True):
 
     kind: ClassVar[str] = "finding"
 
-    area: Annotated[str, about("Its subject, such as mpi, binding, link or noise.")]
+    area: Annotated[str, about("The subject, such as mpi, binding, link or noise.")]
     severity: Literal["ok", "note", "warning", "problem"]
     found: str
     evidence: str
     remedy: Annotated[str | None, about("null if nothing needs to be done.")]
-    provides: Annotated[tuple[str, ...], about("The values of --require that it satisfies.")]
+    provides: Annotated[tuple[str, ...], about("The values of --require that the checked feature satisfies.")]
     hosts: Annotated[
         tuple[str, ...], about("Affected host names; empty for the whole job, and if there is only one host.")
     ]
 
 
 class LabShapeEntry(Struct, frozen=True):
-    """The configuration with which the lab was started."""
+    """The configuration with which a lab, a SLURM cluster on one machine, was started (`hpccoll lab start`)."""
 
     nodes: Positive
     cpus: Positive
@@ -119,24 +119,24 @@ class LabShapeEntry(Struct, frozen=True):
 
 
 class LabNodeEntry(Struct, frozen=True):
-    """The current state of a node of the lab."""
+    """The current state of one node of a lab: address, power, link, speed and SLURM state."""
 
     name: str
     address: str
-    power: Annotated[bool, about("Whether it is on.")]
+    power: Annotated[bool, about("Whether the node is on.")]
     link_up: bool
     bytes_per_s: Annotated[Amount | None, about("Link limit; null if unlimited.")]
     slow_percent: Amount
-    state: Annotated[str, about("Its state in SLURM.")]
+    state: Annotated[str, about("The node's state in SLURM.")]
 
 
 class LabRecord(Record, frozen=True):
-    """A throw-away SLURM cluster (`hpccoll lab status`)."""
+    """A lab, a temporary SLURM cluster on one machine: its configuration and nodes (`hpccoll lab status`)."""
 
     kind: ClassVar[str] = "lab"
 
     dir: str
     isolation: Annotated[Literal["root", "user", "flat"], about("How nodes are isolated from each other.")]
-    why: Annotated[str, about("Why they are not isolated better; empty if they are.")]
+    why: Annotated[str, about("Why nodes are not isolated better; empty if they have namespaces.")]
     shape: LabShapeEntry
     nodes: Annotated[tuple[LabNodeEntry, ...], about("All nodes.")]

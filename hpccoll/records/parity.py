@@ -1,4 +1,4 @@
-"""Records of `hpccoll parity`: kind `parity`, one per tensor and mesh, and `parity_summary`, the last one of a mesh."""
+"""Records of `hpccoll parity`: kind `parity`, one per tensor and mesh, and `parity_summary`, the last per mesh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Quantity = Literal["initial parameter", "buffer", "loss", "gradient", "gradient 
 
 
 class ParityRecord(Record, frozen=True):
-    """A tensor of a training step on a mesh, compared with the same tensor in one process."""
+    """One tensor or loss of training on a mesh of ranks, compared with that of the same training in one process."""
 
     kind: ClassVar[str] = "parity"
 
@@ -30,7 +30,7 @@ class ParityRecord(Record, frozen=True):
 
 
 class ParitySummaryRecord(Record, frozen=True):
-    """The comparison of a mesh with one process."""
+    """Whether training on a mesh of ranks gives the tensors of one process, and the first that differs, if any."""
 
     kind: ClassVar[str] = "parity_summary"
 

@@ -1,4 +1,4 @@
-"""Records of plans: kind `plan` of `hpccoll simulate` and `hpccoll verify`, and kind `demo`."""
+"""Records of plans and schedules: kinds `plan`, `published_schedule`, `schedule`, `demo` and `selection`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ else:
 
 
 class WaitEntry(Struct, frozen=True):
-    """On the critical path of a simulated collective, a wait of `rank` for a message from `source`."""
+    """A wait of `rank` for a message from `source` on the critical path of a simulated collective."""
 
     round: Natural
     rank: Natural
@@ -27,7 +27,7 @@ class WaitEntry(Struct, frozen=True):
 
 
 class CriticalPathEntry(Struct, frozen=True):
-    """The waits that delayed the last rank to finish in a simulated collective."""
+    """The critical path of a simulated collective: the waits that delayed the rank that finishes last."""
 
     last_rank: Natural
     waits: Natural
@@ -36,14 +36,14 @@ class CriticalPathEntry(Struct, frozen=True):
 
 
 class FitErrors(Struct, frozen=True):
-    """Median relative errors of a fitted machine model, at message sizes that the fit used and at the other sizes."""
+    """Median relative errors of times predicted by a fitted machine model, at the fit's message sizes and at others."""
 
     fitted: Amount
     left_out: Amount
 
 
 class SimulatedPlanRecord(Record, frozen=True):
-    """The predicted time and traffic of one algorithm on one number of ranks (`hpccoll simulate`)."""
+    """The simulated time and traffic of one algorithm on one number of ranks (`hpccoll simulate`)."""
 
     kind: ClassVar[str] = "plan"
 
@@ -73,7 +73,7 @@ class SimulatedPlanRecord(Record, frozen=True):
 
 
 class ProvenPlanRecord(Record, frozen=True):
-    """The proof of one algorithm on one number of ranks (`hpccoll verify`)."""
+    """Whether one algorithm is proven correct on one number of ranks, and the data that it sends (`hpccoll verify`)."""
 
     kind: ClassVar[str] = "plan"
 
@@ -99,7 +99,7 @@ class ProvenPlanRecord(Record, frozen=True):
 
 
 class PublishedScheduleRecord(Record, frozen=True):
-    """The proof of a schedule that another tool published (`hpccoll verify FILE`)."""
+    """Whether a schedule in a file of MSCCL, MSCCL++, TE-CCL or TACCL is proven correct (`hpccoll verify FILE`)."""
 
     kind: ClassVar[str] = "published_schedule"
 
@@ -113,7 +113,7 @@ class PublishedScheduleRecord(Record, frozen=True):
     chunks: Annotated[Positive | None, about("Chunks of the collective's data.")]
     buffered: Annotated[Positive | None, about("Least number of buffered messages per link without a deadlock.")]
     transfers: Annotated[Natural | None, about("Chunks that move between ranks.")]
-    redundant: Annotated[Natural | None, about("Chunks that the receiver has already or never uses.")]
+    redundant: Annotated[Natural | None, about("Chunks moved to a receiver that has them already or never uses them.")]
     rounds: Annotated[Natural | None, about("Rounds of the plan; null if there is none.")]
     sent_most: Annotated[Amount | None, about("Bytes that the busiest rank sends in the plan, divided by S.")]
     no_plan: Annotated[str | None, about("Why a right schedule has no plan.")]
@@ -125,7 +125,7 @@ class PublishedScheduleRecord(Record, frozen=True):
 
 
 class ScheduleRecord(Record, frozen=True):
-    """The proof and the predicted times of one pipeline schedule (`hpccoll verify` and `hpccoll simulate`)."""
+    """Whether one pipeline schedule is correct, and its predicted times (`hpccoll verify` and `hpccoll simulate`)."""
 
     kind: ClassVar[str] = "schedule"
 
@@ -146,7 +146,7 @@ class ScheduleRecord(Record, frozen=True):
 
 
 class DemoRecord(Record, frozen=True):
-    """The ranks' data before and after an example (`hpccoll demo`)."""
+    """The values of each rank before and after one example of a collective (`hpccoll demo`)."""
 
     kind: ClassVar[str] = "demo"
 
@@ -159,7 +159,7 @@ class DemoRecord(Record, frozen=True):
 
 
 class SelectionRecord(Record, frozen=True):
-    """The algorithm that `auto` runs for one call, and why (`hpccoll which`)."""
+    """The algorithm that `algorithm="auto"` selects for one call, and why (`hpccoll which`)."""
 
     kind: ClassVar[str] = "selection"
 

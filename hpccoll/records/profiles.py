@@ -13,7 +13,7 @@ from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 
 class RankTimes(Struct, frozen=True):
-    """How one rank has spent the run time."""
+    """The seconds that one rank of a recorded job spent outside of communication, in waits and in transfers."""
 
     rank: Annotated[Natural, about("Rank in the job.")]
     node: str
@@ -25,7 +25,7 @@ class RankTimes(Struct, frozen=True):
 
 
 class ProfileRecord(Record, frozen=True, kw_only=True):
-    """The efficiencies of a recorded job, and the times of its ranks (`hpccoll profile RECORDING`)."""
+    """The parallel efficiency of a recorded job, its factors, and the ranks' times (`hpccoll profile RECORDING`)."""
 
     kind: ClassVar[str] = "profile"
 
@@ -46,7 +46,7 @@ class ProfileRecord(Record, frozen=True, kw_only=True):
 
 
 class ProfileSite(Struct, frozen=True):
-    """A line of the program that communicates."""
+    """A line of the profiled program that calls a communication operation."""
 
     file: Annotated[str, about("Path of the file.")]
     line: Annotated[Natural, about("Number of the line, from 1.")]
@@ -54,7 +54,10 @@ class ProfileSite(Struct, frozen=True):
 
 
 class ProfileFindingRecord(Record, frozen=True, kw_only=True):
-    """One cause of lost time, and what its removal would save (`hpccoll profile RECORDING`); the most costly first."""
+    """One cause of lost time and the seconds that its removal would save (`hpccoll profile RECORDING`).
+
+    The records of a job are in descending order of the time saved.
+    """
 
     kind: ClassVar[str] = "profile_finding"
 
@@ -79,7 +82,10 @@ class ProfileFindingRecord(Record, frozen=True, kw_only=True):
 
 
 class ProfileSiteRecord(Record, frozen=True, kw_only=True):
-    """The calls of one operation from one line (`hpccoll profile RECORDING`); the most expensive line first."""
+    """The calls of one operation from one line of the recorded program, and their time (`hpccoll profile RECORDING`).
+
+    The records of a job are in descending order of the time spent in the calls.
+    """
 
     kind: ClassVar[str] = "profile_site"
 
@@ -87,12 +93,12 @@ class ProfileSiteRecord(Record, frozen=True, kw_only=True):
     op: str
     calls: Annotated[Natural, about("Calls of all ranks.")]
     nbytes: Annotated[int, about("Median size of a call in bytes; -1 if it is unknown.")]
-    wait_s: Annotated[Amount, about("Waiting for other ranks, as mean of the ranks.")]
-    transfer_s: Annotated[Amount, about("Rest of the time in the calls, as mean of the ranks.")]
+    wait_s: Annotated[Amount, about("Time of waits for other ranks, mean over the ranks.")]
+    transfer_s: Annotated[Amount, about("Rest of the time in the calls, mean over the ranks.")]
 
 
 class ProfilePredictionRecord(Record, frozen=True, kw_only=True):
-    """The predicted run time of the recorded job with one change (`hpccoll profile RECORDING --what-if`)."""
+    """The predicted run time of a recorded job after one change, by `hpccoll profile RECORDING --what-if`."""
 
     kind: ClassVar[str] = "profile_prediction"
 

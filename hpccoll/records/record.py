@@ -19,12 +19,15 @@ Amount = Annotated[float, Meta(ge=0)]  # a time, a rate or a ratio
 
 
 def about(description: str) -> Meta:
-    """Return the annotation that puts a field's description into the JSON Schema."""
+    """Return an annotation for the type of a record's field: `description` is the field's text in the JSON Schema."""
     return Meta(description=description)
 
 
 class Record(Struct, frozen=True):
-    """Base class of records, the lines of result files; the JSON keys are `schema`, `kind` and a subclass's fields."""
+    """Base class of all records. A record is one line of a result file: a JSON object with `schema`, `kind` and fields.
+
+    Each subclass sets `kind`, which names it in files, and declares its fields.
+    """
 
     kind: ClassVar[str]
 
@@ -34,10 +37,14 @@ class Record(Struct, frozen=True):
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any], location: str) -> Self:
-        """Return the record of a decoded line; unknown keys are ignored, because later versions may add keys.
+        """Return the record of one decoded JSON line. Unknown keys are ignored, because later versions may add keys.
 
-        Raises a UsageError that names `location` (file and line), the field and its value if a field is missing, or has
-        the wrong type or range.
+        Args:
+            line: the decoded line, with its keys `schema` and `kind`, which this method does not check.
+            location: file and line number, for the error message.
+
+        Raises:
+            UsageError: a field is missing, or has the wrong type or range.
         """
         try:
             return msgspec.convert(line, cls)
@@ -50,7 +57,7 @@ class Record(Struct, frozen=True):
 
 
 def explain_validation_error(error: msgspec.ValidationError, line: Mapping[str, Any]) -> str:
-    """Return an error message with the path of the wrong field, its value (which msgspec omits) and the reason."""
+    """Return an error message with the path of the wrong field, its value in `line`, and msgspec's reason."""
     reason, _, path = str(error).partition(" - at `$.")
     path = path.rstrip("`")
     value: Any = line

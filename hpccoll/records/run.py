@@ -17,7 +17,7 @@ from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
-    """Version of each package; null if the package is not installed."""
+    """The versions of hpccoll, Python and the packages that affect a run; None for packages that are not installed."""
 
     hpccoll: str | None
     python: str | None
@@ -30,7 +30,10 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def make(cls, versions: Mapping[str, str | None]) -> Versions:
-        """Return a `Versions` with None for missing packages; raise UsageError for a package that is not a field."""
+        """Return the versions of a mapping from package names; packages that it lacks have None.
+
+        Raises UsageError if the mapping names a package that is no field of this class.
+        """
         names = cls.__struct_fields__
         unknown = sorted(set(versions) - set(names))
         if unknown:
@@ -39,7 +42,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SlurmJob(Struct, frozen=True):
-    """The identity of a SLURM job, from environment variables that SLURM sets."""
+    """The number, name, partition and nodes of the SLURM job that a run belongs to; None where SLURM sets no value."""
 
     job_id: str | None = None
     job_name: str | None = None
@@ -99,9 +102,17 @@ class RunRecord(Record, frozen=True, kw_only=True):
         clock_residual_us: float | None = None,
         **fields: Any,
     ) -> RunRecord:
-        """Return the record of a run; `fields` are the fields with the types that this class declares.
+        """Return the record of a run.
 
-        Raises UsageError for an unknown package, or a start time without time zone.
+        Args:
+            versions: versions by package; packages that are not named count as not installed.
+            start_time: start of the run, with a time zone; stored in UTC.
+            slurm: fields of `SlurmJob`; None or empty outside SLURM.
+            clock_residual_us: the field of this name; None if clocks were not aligned.
+            fields: the other fields, with the types that this class declares.
+
+        Raises:
+            UsageError: a package is unknown, or the start time has no time zone.
         """
         if start_time.tzinfo is None:
             raise UsageError(f"start time {start_time.isoformat()} has no time zone; pass datetime.now(UTC)")

@@ -16,7 +16,7 @@ SentBytes = dict[str, dict[str, Amount]]  # by axis and operation
 
 
 class AllocatedBytes(Struct, frozen=True):
-    """Bytes of a rank's tensors in a training step, by content."""
+    """Bytes of one rank's tensors in a training step: weights, gradients, optimizer state, and so on."""
 
     weights: Annotated[Natural, about("Parameters of the rank.")]
     gradients: Annotated[Natural, about("Gradients that the rank keeps until the optimizer has used them.")]
@@ -42,7 +42,10 @@ class MeshRecord(Record, frozen=True, kw_only=True):
 
 
 class TrainStepRecord(MeshRecord, frozen=True, kw_only=True):
-    """One training step. The file of a requeued run may contain a step twice; the last record of a step is valid."""
+    """Loss, time, memory and traffic of one training step on all ranks (`hpccoll train`).
+
+    The file of a requeued run may contain a step twice; the last record of a step is valid.
+    """
 
     kind: ClassVar[str] = "train"
 
@@ -68,16 +71,17 @@ class TrainStepRecord(MeshRecord, frozen=True, kw_only=True):
 
 
 class TrainRecoveryRecord(MeshRecord, frozen=True, kw_only=True):
-    """The death of ranks in a run with --survive, and the mesh of the ranks that continue.
+    """The death of ranks in a run of `hpccoll train --survive`, and the mesh of the ranks that continue.
 
-    The records of steps after `steps` follow; a step that was interrupted is repeated.
+    The records after this one belong to the training steps after step number `steps`; a step that the death interrupted
+    is repeated.
     """
 
     kind: ClassVar[str] = "train_recovery"
 
     steps: Annotated[Natural, about("Steps done before the death; training continues from the state after them.")]
     lost_ranks: Annotated[tuple[Natural, ...], about("The dead ranks, numbered as in the mesh before.")]
-    lost_hosts: Annotated[tuple[str, ...], about("Their hosts.")]
+    lost_hosts: Annotated[tuple[str, ...], about("Host names of the dead ranks.")]
     source: Annotated[
         Literal["memory", "checkpoint"], about("Whether the state is from copies in memory or from the checkpoint.")
     ]
@@ -87,7 +91,7 @@ class TrainRecoveryRecord(MeshRecord, frozen=True, kw_only=True):
 
 
 class TrainSummaryRecord(MeshRecord, frozen=True, kw_only=True):
-    """The configuration and results of a training run; the last record of the run."""
+    """The configuration and results of one run of `hpccoll train`; the last record of the run."""
 
     kind: ClassVar[str] = "train_summary"
 
@@ -109,7 +113,7 @@ class TrainSummaryRecord(MeshRecord, frozen=True, kw_only=True):
     loss: Annotated[float | None, about("Loss of the last step; null if there was no step.")]
     accuracy: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
-        about("On the 10 % of the digits that are held out; null for other data, and if the run was stopped."),
+        about("Fraction of right answers on the 10 % of the digits held out; null for other data, or a stopped run."),
     ]
     median_step_s: Annotated[Amount | None, about("Over the steps since the start or resumption.")]
     wrong: Annotated[Natural | None, about("Wrong elements of gradients and shared parameters; null if unchecked.")]
@@ -121,7 +125,9 @@ class TrainSummaryRecord(MeshRecord, frozen=True, kw_only=True):
     context: Annotated[Positive | None, about("Bytes of a sample; null unless the model is a GPT.")]
     optimizer: Annotated[str, about("sgd or adamw.")]
     held_out_loss: Annotated[float | None, about("Mean over held-out samples; null if the run was stopped.")]
-    sent_bytes: Annotated[SentBytes | None, about("That of the last step; null if there was no step.")] = None
+    sent_bytes: Annotated[
+        SentBytes | None, about("Bytes sent in the last step, by axis and operation; null without a step.")
+    ] = None
     allocated_bytes: Annotated[
         AllocatedBytes | None,
         about("Of the rank with the largest total, in the first step; null without a step, and on a GPU."),
@@ -162,7 +168,7 @@ class TrainAccountRecord(MeshRecord, frozen=True, kw_only=True):
 
 
 class TrainCompareRecord(MeshRecord, frozen=True, kw_only=True):
-    """Steps of `hpccoll train --compare` by hpccoll and by torch in turns; times are medians with 95 % intervals."""
+    """Median step times of the same training with hpccoll and with torch, run in turns (`hpccoll train --compare`)."""
 
     kind: ClassVar[str] = "train_compare"
 

@@ -20,7 +20,10 @@ PANELS = ("sent MB", "communication share", "exposed share", "bubble", "peak MB"
 
 
 def write_account_picture(records: Sequence[TrainAccountRecord], path: str) -> None:
-    """Write the picture to a file in the format of its suffix; equal records give identical SVG files."""
+    """Draw bars of measured and predicted costs of training and write them to `path`, in the format of its suffix.
+
+    `records` has one record per strategy. Equal records give identical SVG files.
+    """
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
@@ -29,7 +32,7 @@ def write_account_picture(records: Sequence[TrainAccountRecord], path: str) -> N
 
 
 def render_account_svg(records: Sequence[TrainAccountRecord]) -> str:
-    """Return the picture as an <svg> element."""
+    """Return the picture of `write_account_picture` as an <svg> element, for an HTML page."""
     import matplotlib as mpl
 
     text = StringIO()
@@ -39,7 +42,7 @@ def render_account_svg(records: Sequence[TrainAccountRecord]) -> str:
 
 
 def draw_account(records: Sequence[TrainAccountRecord]) -> Figure:
-    """Return the figure, with one panel per quantity and one group of three bars per strategy."""
+    """Return a figure with a panel per quantity; each strategy has a measured, a simulated and an estimated bar."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -47,10 +50,10 @@ def draw_account(records: Sequence[TrainAccountRecord]) -> Figure:
     FigureCanvasAgg(figure)
     every = figure.subplots(len(PANELS), 1, sharex=True)
     for axes, panel in zip(every, PANELS, strict=True):
-        for at, (side, colour) in enumerate(COLOURS.items()):
-            heights = [_get_value(record, panel, side) for record in records]
-            places = [place + 0.27 * (at - 1) for place in range(len(records))]
-            axes.bar(places, heights, 0.25, color=colour, label=side)
+        for at, (origin, colour) in enumerate(COLOURS.items()):
+            heights = [_get_value(record, panel, origin) for record in records]
+            positions = [index + 0.27 * (at - 1) for index in range(len(records))]
+            axes.bar(positions, heights, 0.25, color=colour, label=origin)
         axes.set_ylabel(panel)
         axes.spines[["top", "right"]].set_visible(False)
     every[0].legend(ncols=3, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
@@ -58,9 +61,15 @@ def draw_account(records: Sequence[TrainAccountRecord]) -> Figure:
     return figure
 
 
-def _get_value(record: TrainAccountRecord, panel: str, side: str) -> float:
-    """Return the height of a bar: the sum of the bytes of all collectives, a share, or the peak memory."""
-    values = {entry.quantity: float(getattr(entry, side)) for entry in record.entries}
+def _get_value(record: TrainAccountRecord, panel: str, origin: str) -> float:
+    """Return the height of a bar: megabytes sent by all collectives, a share of the step, or peak memory in megabytes.
+
+    Args:
+        record: the quantities of one strategy.
+        panel: an element of `PANELS`.
+        origin: `measured`, `simulated` or `estimated`.
+    """
+    values = {entry.quantity: float(getattr(entry, origin)) for entry in record.entries}
     peak = values.pop("peak bytes")
     if panel == "sent MB":
         return sum(value for quantity, value in values.items() if quantity.endswith("bytes")) / MB

@@ -16,13 +16,16 @@ WIDTH = 560
 LEFT, RIGHT, TOP, BOTTOM = 44, 16, 8, 40
 _HEIGHT, _MIN_BAR = 230, 2.0
 _MAX_LABELS = 16
-# The variables are colors of the page's style sheet.
+# The CSS variables, such as --c1, are colors of the report's style sheet.
 _WAIT, _SKEW = "fill:var(--c1);opacity:.75", "fill:var(--c5);opacity:.35"
 _LAST = "stroke:var(--problem);stroke-width:1.6;fill:none"
 
 
 def render_arrival_chart(row: BarrierRecord, element_id: str) -> str:
-    """Return the chart of a barrier's median entries and exits as an <svg> element."""
+    """Return a chart of the times at which ranks enter and leave a barrier (medians), as an <svg> element.
+
+    `element_id` is the element's `id`, unique on the page.
+    """
     scale = make_linear_scale([0.0, *row.exit_us], LEFT, WIDTH - RIGHT)
     step = (_HEIGHT - TOP - BOTTOM) / row.ranks
     bottom = _HEIGHT - BOTTOM
@@ -49,7 +52,10 @@ def render_arrival_chart(row: BarrierRecord, element_id: str) -> str:
 
 
 def _render_wait(row: BarrierRecord, rank: int, y: float, step: float) -> str:
-    """Return the bar of one rank, with its times as a tooltip."""
+    """Return the bar from a rank's entry to its exit, with the times as a tooltip, as an SVG element.
+
+    `y` is the top of the rank's strip of the chart and `step` the height of the strip, in pixels.
+    """
     scale = make_linear_scale([0.0, *row.exit_us], LEFT, WIDTH - RIGHT)
     begin, end = scale.position_of(row.entry_us[rank]), scale.position_of(row.exit_us[rank])
     times = [format_seconds(us * 1e-6) for us in (row.entry_us[rank], row.exit_us[rank], row.wait_us[rank])]
@@ -61,7 +67,10 @@ def _render_wait(row: BarrierRecord, rank: int, y: float, step: float) -> str:
 
 
 def _render_axes(row: BarrierRecord, step: float, bottom: float) -> list[str]:
-    """Return the labels of the ranks and the axis of time."""
+    """Return the labels of the ranks and the time axis as SVG elements.
+
+    `step` is the height of a rank's strip and `bottom` the y coordinate of the time axis, in pixels.
+    """
     scale = make_linear_scale([0.0, *row.exit_us], LEFT, WIDTH - RIGHT)
     parts = ['<g class="y">']
     parts += [

@@ -14,7 +14,10 @@ _NARROW, _WIDE = 0.9, 2.2  # decades; below _NARROW, ticks have equal steps; abo
 
 @dataclass(frozen=True, slots=True)
 class AxisScale:
-    """Maps values between `low` and `high` to pixels between `start` and `end`; `start` may exceed `end`."""
+    """Maps values from `low` to `high` to pixels from `start` to `end`, linearly or, with `log`, logarithmically.
+
+    `start` exceeds `end` on vertical axes, because SVG counts pixels downwards.
+    """
 
     low: float
     high: float
@@ -33,7 +36,14 @@ class AxisScale:
 
 
 def make_log_scale(values: Sequence[float], start: float, end: float, margin: float = 0.06) -> AxisScale:
-    """Return a logarithmic scale over all values, which must be positive, with a margin at both ends."""
+    """Return a logarithmic scale that covers all `values`, which must be positive.
+
+    Args:
+        values: the values to show.
+        start: the pixel of the scale's low end.
+        end: the pixel of the scale's high end.
+        margin: the space beyond the values at either end, as a fraction of their range.
+    """
     low, high = min(values), max(values)
     if high / low < 2:  # keeps a nearly flat line from filling the whole height
         middle = math.sqrt(low * high)
@@ -43,12 +53,16 @@ def make_log_scale(values: Sequence[float], start: float, end: float, margin: fl
 
 
 def make_linear_scale(values: Sequence[float], start: float, end: float) -> AxisScale:
-    """Return a linear scale from zero to slightly above the largest value."""
+    """Return a linear scale from zero, at pixel `start`, to slightly above the largest value, at pixel `end`."""
     return AxisScale(0.0, max(values) * 1.06 or 1.0, start, end, log=False)
 
 
 def choose_ticks(scale: AxisScale) -> list[float]:
-    """Return the values at an axis's ticks: equal steps or, on logarithmic axes, powers of ten (also 2x and 5x)."""
+    """Return the values at which to draw an axis's ticks, in ascending order.
+
+    Linear and short logarithmic axes have ticks in equal steps. Longer logarithmic axes have ticks at powers of ten,
+    and also at their multiples by 2 and 5 if there is room.
+    """
     if not scale.log:
         step = _round_up_step(scale.high / _MAX_TICKS)
         return [index * step for index in range(int(scale.high / step + 1e-9) + 1)]
@@ -64,7 +78,7 @@ def choose_ticks(scale: AxisScale) -> list[float]:
 
 
 def thin_values(values: Sequence[Value], most: int) -> list[Value]:
-    """Return at most `most` of the values: the first and others at equal steps in the list."""
+    """Return at most `most` of the values, in equal steps of their index from the first one, such as every third."""
     return list(values[:: max(-(-len(values) // most), 1)])
 
 

@@ -25,7 +25,7 @@ _INTRO = (
 
 
 def build_barrier_sections(results: Results) -> list[PageSection]:
-    """Return a section per run of `hpccoll barrier`, and one on costs over ranks if the runs differ in ranks."""
+    """Return a page section per run of `hpccoll barrier`, and one on times over ranks if runs differ in ranks."""
     rows = {run.number: (run, [row for other, row in results.barriers if other == run]) for run, _ in results.barriers}
     summaries = {run.number: summary for run, summary in results.barrier_summaries}
     sections = [_build_section(run, found, summaries.get(number)) for number, (run, found) in rows.items()]
@@ -37,7 +37,7 @@ def build_barrier_sections(results: Results) -> list[PageSection]:
 def _build_section(
     run: RecordedRun, rows: Sequence[BarrierRecord], summary: BarrierSummaryRecord | None
 ) -> PageSection:
-    """Return the section of one run; `summary` is None if the run was cut short."""
+    """Return the page section of one run of `hpccoll barrier`; `summary` is None if the run was cut short."""
     ident = f"ba{run.number}"
     even = sorted((row for row in rows if row.pattern == NO_SKEW), key=lambda row: row.completion_us.p50)
     first = even[0].name if even else rows[0].name
@@ -64,20 +64,25 @@ def _build_section(
 
 
 def _describe(summary: BarrierSummaryRecord) -> str:
-    """Return the sentence that names the late rank, or says that there is none."""
+    """Return a sentence that names the late rank, or says that there is none, with the error of the clock."""
     clock = f"clock {summary.clock}, within {summary.clock_residual_us:.2g} us"
     return f"{summary.reason[:1].upper()}{summary.reason[1:]} ({clock})."
 
 
 def _make_panel(element_id: str, row: BarrierRecord) -> FigurePanel:
-    """Return the panel of one barrier and arrival pattern."""
+    """Return a figure with the times at which ranks enter and leave one barrier with one arrival pattern."""
     return FigurePanel(
         f"{row.name}, {row.pattern}", render_arrival_chart(row, element_id), element_id, has_scale_button=False
     )
 
 
 def _make_cost_table(even: Sequence[BarrierRecord], summary: BarrierSummaryRecord | None) -> PageTable:
-    """Return the table of barriers without skew, the fastest first."""
+    """Return a table of each barrier's cost: time, exit skew, absorbed delay and effect on a later all-reduce.
+
+    Args:
+        even: the measurements in which all ranks enter together, the fastest first.
+        summary: the last record of the run; None if the run was cut short, which leaves columns empty.
+    """
     costs = {} if summary is None else {f"{cost.engine}/{cost.algorithm}": cost for cost in summary.barriers}
     columns = ("barrier", "time", "predicted", "exit skew", "absorbs", "all_reduce after it", "bias", "unsafe rounds")
     lines = []
@@ -98,7 +103,7 @@ def _make_cost_table(even: Sequence[BarrierRecord], summary: BarrierSummaryRecor
 
 
 def _make_lateness_table(summary: BarrierSummaryRecord) -> PageTable:
-    """Return the table of ranks with the evidence for lateness, the latest first."""
+    """Return a table of how late each rank enters barriers and how little it waits in them, the latest rank first."""
     columns = ("rank", "node", "last in", "late by", "waits", "waits less by")
     ordered = sorted(summary.lateness, key=lambda late: -late.excess_us)[:_MAX_RANK_ROWS]
     lines = tuple(
@@ -114,17 +119,22 @@ def _make_lateness_table(summary: BarrierSummaryRecord) -> PageTable:
 
 
 def _build_scaling_section(even: Sequence[BarrierRecord]) -> PageSection:
-    """Return the section with time and exit skew of each barrier over the number of ranks."""
+    """Return a page section with charts of each barrier's time and exit skew over the number of ranks.
+
+    `even` has the measurements of all runs in which all ranks enter together.
+    """
     names = list(dict.fromkeys(row.name for row in even))
     styles = {
         name: LineStyle(_CLASSES[at], _SHAPE) if at < len(_CLASSES) else MUTED_STYLE for at, name in enumerate(names)
     }
     panels = []
-    for part, title in (("t", "Time from the last entry to the last exit"), ("s", "Exit skew")):
-        lines = tuple(ChartLine(name, styles[name], _make_points(even, name, part)) for name in names)
+    for key, title in (("t", "Time from the last entry to the last exit"), ("s", "Exit skew")):
+        lines = tuple(
+            ChartLine(name, styles[name], _make_points(even, name, is_exit_skew=key == "s")) for name in names
+        )
         panel = make_chart_panel(
             LineChart(
-                f"bar-{part}",
+                f"bar-{key}",
                 title,
                 f"{title} of {len(names)} barriers over the number of ranks.",
                 "ranks",
@@ -139,19 +149,22 @@ def _build_scaling_section(even: Sequence[BarrierRecord]) -> PageSection:
     return PageSection("bar", "Barriers over the number of ranks", intro, tuple(panels), legend)
 
 
-def _make_points(even: Sequence[BarrierRecord], name: str, part: str) -> tuple[ChartPoint, ...]:
-    """Return the points of one barrier: times (`t`) or exit skews (`s`) over ranks; of equal ranks, the last run's."""
-    times = {row.ranks: row.completion_us if part == "t" else row.exit_skew_us for row in even if row.name == name}
+def _make_points(even: Sequence[BarrierRecord], name: str, *, is_exit_skew: bool) -> tuple[ChartPoint, ...]:
+    """Return the median times, or exit skews, of the barrier `name` over the number of ranks, in microseconds.
+
+    If several runs have the same number of ranks, the last one counts.
+    """
+    times = {row.ranks: row.exit_skew_us if is_exit_skew else row.completion_us for row in even if row.name == name}
     return tuple(ChartPoint(ranks, us.p50, us.p50_low, us.p50_high) for ranks, us in sorted(times.items()))
 
 
 def _format_us(value: float | None) -> str:
-    """Return a time in microseconds with its unit; - for None."""
+    """Return a time, given in microseconds, with a fitting unit, such as `2.78 ms`; `-` for None."""
     if value is None:
         return "-"
     return format_seconds(value * 1e-6) if value > 0 else f"{value:.2f} us"
 
 
 def _format_percent(value: float | None) -> str:
-    """Return a fraction in percent; - for None."""
+    """Return a fraction as a percentage with its sign, such as `+12%`; `-` for None."""
     return "-" if value is None else f"{value:+.0%}"

@@ -31,8 +31,8 @@ from hpccoll.synthesis.machine_network import MOST_RANKS
 from hpccoll.units import format_size
 
 JobSize: TypeAlias = tuple[int, int]  # ranks, nodes
-_MAX_FIT_COST = 1000  # for all jobs together, in units of _estimate_fit_cost: about five seconds
-_MIN_JOB_COST, _MAX_JOB_SIZES = 300, 8  # cost that every job may have; message sizes to fit per job
+_MAX_FIT_COST = 1000  # limit of _estimate_fit_cost for the fits of all jobs together: about 5 s
+_MIN_JOB_COST, _MAX_JOB_SIZES = 300, 8  # fit cost that every job may have; most message sizes to fit per job
 _MANY_RANKS = 256  # simulating a round takes twice as long with this many ranks as with few
 _LEAST_SHOWN_S = 1e-9  # a fitted cost of a call below a nanosecond is none
 _DIRECT_ROUNDS = 2  # in a plan with at most this many rounds, every rank may send to all others
@@ -40,9 +40,12 @@ _DIRECT_ROUNDS = 2  # in a plan with at most this many rounds, every rank may se
 
 @dataclass(frozen=True, slots=True)
 class JobModel:
-    """The machine model of one job, and a description of the model's source.
+    """The machine model (latencies, bandwidths) from which a report computes lower bounds on the times of one job.
 
-    `error` is a fitted model's median relative error at message sizes that the fit left out; None for a named model.
+    Args:
+        machine: the machine model.
+        source: the name of the model, or the number of measurements that it was fitted to.
+        error: a fitted model's median relative error at message sizes that the fit left out; None for a named model.
     """
 
     machine: Machine
@@ -63,9 +66,13 @@ class JobModel:
 
 @dataclass(frozen=True, slots=True)
 class BoundModels:
-    """The machine model, the measured limit and the network of each job, as far as they are known.
+    """The sources of lower bounds on times, by job size (ranks, nodes).
 
-    `missing` has a message for each job without a model.
+    Args:
+        by_job: the machine model of each job.
+        missing: a message for each job for which no machine model could be fitted.
+        limits: the fastest measured copy within a node, or exchange between nodes, of each job.
+        networks: the network of each job's nodes, if a machine was named.
     """
 
     by_job: Mapping[JobSize, JobModel] = field(default_factory=dict)
@@ -74,7 +81,10 @@ class BoundModels:
     networks: Mapping[JobSize, Network] = field(default_factory=dict)
 
     def compute_bound_s(self, record: CollectiveRecord) -> float | None:
-        """Return the bound in the record, else that of the job's limit or model; None if all are unknown or 0."""
+        """Return a lower bound in seconds on the time of a measured collective; None if no bound is known, or it is 0.
+
+        A bound in the record takes precedence over the job's measured limit, machine model and network.
+        """
         if record.bound_us is not None:
             return record.bound_us * 1e-6 or None
         job = record.ranks, record.nodes
@@ -86,12 +96,12 @@ class BoundModels:
         return bounds.seconds or None
 
     def find_optimum(self, record: CollectiveRecord) -> Optimum | None:
-        """Return the optimum of the operation on the network of the job; None if the network is unknown."""
+        """Return the best possible time of the record's collective on the job's network; None for unknown networks."""
         network = self.networks.get((record.ranks, record.nodes))
         return None if network is None else find_network_optimum(record, network)
 
     def describe_share(self, record: CollectiveRecord) -> str:
-        """Return in words how near a record comes to the optimum of its network; empty if that is unknown."""
+        """Return in words which percentage of its network's optimum a record reaches; empty for unknown networks."""
         if record.bound_us and record.binding:
             share = 100 * record.bound_us / record.time_us.p50
             return f"{share:.3g} % of the lower bound of this network, set by {record.binding}"
@@ -100,7 +110,7 @@ class BoundModels:
 
 
 def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
-    """Return one copy of the machine model `machine` per job, changed to the job's number of ranks per node."""
+    """Return the bounds by the machine model `machine` for each job, with the job's number of ranks per node."""
     per_node = {(ranks, nodes): -(-ranks // nodes) for ranks, nodes in jobs}
     models = {job: JobModel(machine.with_ranks_per_node(n), machine.name) for job, n in per_node.items()}
     small = {job: model.machine for job, model in models.items() if job[0] <= MOST_RANKS}
@@ -110,7 +120,13 @@ def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
 def fit_machines(
     jobs: Iterable[JobSize], rows: Sequence[MeasuredRow], advance: Callable[[str], None] = lambda _: None
 ) -> BoundModels:
-    """Fit a machine model to the measurements of each job, which takes seconds; call `advance(job)` after each job."""
+    """Fit a machine model to the measurements of each job, and return the models. Takes a few seconds.
+
+    Args:
+        jobs: the ranks and nodes of each job.
+        rows: the measurements of all jobs.
+        advance: called after each job with the job's size in words, to show progress.
+    """
     models: dict[JobSize, JobModel] = {}
     missing: list[str] = []
     ordered = sorted(set(jobs))
@@ -134,7 +150,10 @@ def fit_machines(
 
 
 def _find_refutation(fit: MachineFit) -> str:
-    """Return how a measured time of messages refutes the bound of a fitted machine; empty if none does."""
+    """Return a message on a measured time that is below the fitted model's lower bound; empty if there is none.
+
+    Only algorithms that pass messages count, because shared memory may be faster than the bound.
+    """
     for predicted in fit.rows:
         row = predicted.row
         bound = compute_bounds(row.plan.operation, row.plan.ranks, fit.machine, row.nbytes).seconds
@@ -147,7 +166,7 @@ def _find_refutation(fit: MachineFit) -> str:
 
 
 def collect_limits(rows: Iterable[RunMeasurement]) -> dict[JobSize, HardwareLimit]:
-    """Return the fastest limit that the runs of each job measured."""
+    """Return the fastest copy or exchange of bytes that `hpccoll bench` measured, by job size (ranks, nodes)."""
     limits: dict[JobSize, HardwareLimit] = {}
     for row in rows:
         limit, job = HardwareLimit.from_run(row.run.record), (row.record.ranks, row.record.nodes)
@@ -158,7 +177,7 @@ def collect_limits(rows: Iterable[RunMeasurement]) -> dict[JobSize, HardwareLimi
 
 
 def format_job_size(job: JobSize) -> str:
-    """Return a job's size in words, such as `4 ranks on 2 nodes`."""
+    """Return a job's size (ranks, nodes) in words, such as `4 ranks on 2 nodes`."""
     ranks, nodes = job
     return f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
 
@@ -169,7 +188,12 @@ def list_job_sizes(groups: Iterable[CurveGroup]) -> list[JobSize]:
 
 
 def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[MeasuredRow]:
-    """Select measurements of the algorithms that are cheapest to simulate, up to the total cost `max_cost`."""
+    """Return the measurements of the algorithms that are cheapest to simulate, for the fit of a machine model.
+
+    Args:
+        rows: the measurements of one job.
+        max_cost: limit of the total cost, in the unit of `_estimate_fit_cost`; one algorithm is always selected.
+    """
     sizes = sorted({row.nbytes for row in rows})
     sizes = [*thin_values(sizes, _MAX_JOB_SIZES), sizes[-1]] if sizes else []
     by_algorithm: dict[str, list[MeasuredRow]] = {}
@@ -187,7 +211,7 @@ def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[Me
 
 
 def _estimate_fit_cost(rows: Sequence[MeasuredRow]) -> float:
-    """Estimate the cost of simulating an algorithm's measurements; the unit is the cost of one round of a small job.
+    """Return the estimated cost of simulating an algorithm's measurements, in rounds of a simulation of few ranks.
 
     If every rank sends to all p - 1 others in one round, simulating the round costs as much as p ordinary rounds.
     """
@@ -198,6 +222,9 @@ def _estimate_fit_cost(rows: Sequence[MeasuredRow]) -> float:
 
 
 def _describe_link(name: str, link: Link) -> list[tuple[str, str]]:
-    """Return names and formatted values of a link's latency and peak bandwidth."""
+    """Return the latency and the peak bandwidth of a link, each as a pair of label and formatted value.
+
+    `name` is the end of the labels, such as `within a node`.
+    """
     peak = format_bytes_per_s(1 / link.min_beta) if link.min_beta else "no limit"
     return [(f"alpha {name}", format_seconds(link.alpha_s)), (f"peak bandwidth {name}", peak)]

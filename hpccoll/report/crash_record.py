@@ -9,7 +9,13 @@ from hpccoll.records import CallGroup, CrashRecord, FirstDisagreement, RankState
 
 
 def make_crash_record(job: JobEvidence, analysis: CrashAnalysis, problems: Sequence[str]) -> CrashRecord:
-    """Return the record of an analysis; `problems` lists the files that were not analyzed."""
+    """Return the record of why a job hung or crashed, to write with `--json`.
+
+    Args:
+        job: the contents of the ranks' recordings.
+        analysis: the cause that the recordings show.
+        problems: files that could not be read or belong to other jobs.
+    """
     return CrashRecord(
         ranks=job.size,
         missing=job.missing,
@@ -26,19 +32,19 @@ def make_crash_record(job: JobEvidence, analysis: CrashAnalysis, problems: Seque
 
 
 def _describe_call(call: CallRecord) -> RecordedOperation:
-    """Return a call as part of a record."""
+    """Return a recorded call in the form of a `crash` record."""
     arguments = dict(call.details) | ({} if call.peer is None else {"peer": str(call.peer)})
     return RecordedOperation(call.communicator, call.number, call.operation, arguments, call.ended is not None)
 
 
 def _describe_disagreement(found: Disagreement) -> FirstDisagreement:
-    """Return a disagreement as part of a record."""
+    """Return the ranks' first differing calls in the form of a `crash` record."""
     groups = tuple(CallGroup(ranks, _describe_call(call)) for ranks, call in found.groups)
     return FirstDisagreement(found.communicator, found.number, found.differing, groups)
 
 
 def _describe_rank(job: JobEvidence, own: RankEvidence) -> RankState:
-    """Return the last operation of a rank as part of a record."""
+    """Return a rank's process state and last operation in the form of a `crash` record."""
     last = own.last_call
     return RankState(
         rank=own.rank,

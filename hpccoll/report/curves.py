@@ -25,31 +25,32 @@ from hpccoll.report.load import RunMeasurement
 
 @dataclass(frozen=True, slots=True)
 class CurveGroup:
-    """The cases of one operation on one job size, in place or out of place, with message sizes ascending.
+    """The measurements of one operation on one job size, in place or out of place, which are drawn in one chart.
 
-    A curve is the records of one implementation in these cases.
+    Each implementation (engine and algorithm) has a curve of times over message sizes. `cases` has one element per
+    message size, in ascending order, with the records of all implementations.
     """
 
     cases: tuple[MeasuredCase, ...]
 
     @property
     def setting(self) -> TableKey:
-        """The fields that all records share, such as operation and ranks."""
+        """The fields that all records of the group share, such as operation, dtype and ranks."""
         return self.cases[0].setting
 
     @property
     def place(self) -> str:
-        """`in-place` or `out-of-place`."""
+        """Whether results overwrite the inputs, as `in-place` or `out-of-place`."""
         return PLACES[self.cases[0].in_place]
 
     @property
     def implementations(self) -> list[Implementation]:
-        """The implementations that have a curve, sorted."""
+        """The implementations (engine and algorithm) with measurements in this group, sorted."""
         return list_implementations(self.cases)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The message sizes of all curves, in ascending order."""
+        """The message sizes of all curves in bytes, in ascending order."""
         return tuple(case.nbytes for case in self.cases)
 
     def list_curve(self, name: Implementation) -> list[CollectiveRecord]:
@@ -58,7 +59,10 @@ class CurveGroup:
 
 
 def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
-    """Return the groups of comparable curves in order of appearance, but in-place groups before out-of-place ones."""
+    """Group measurements by operation, type, memory and job size, so that each group can be drawn in one chart.
+
+    Groups are in order of their first measurement, but in-place groups come before out-of-place groups.
+    """
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
     cases = make_cases(

@@ -18,7 +18,7 @@ MISSING = "-"
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRow:
-    """A row of the table of environments: a name and one value per run."""
+    """A row of the report's table of environments: the name of a setting, and its value in each run."""
 
     name: str
     values: tuple[str, ...]
@@ -30,7 +30,7 @@ class EnvironmentRow:
 
 
 def list_environment_rows(runs: Sequence[RecordedRun]) -> list[EnvironmentRow]:
-    """Return the rows of the table of environments, without rows that are empty for every run."""
+    """Return the rows of the report's table of environments, with one value per run; empty rows are left out."""
     flags = defaultdict(lambda: MISSING, {"True": "yes", "False": "no"})
     versions = dict.fromkeys(name for run in runs for name in run.versions)
     slurm_keys = dict.fromkeys(key for run in runs for key in _get_slurm_job(run))
@@ -59,13 +59,13 @@ def list_environment_rows(runs: Sequence[RecordedRun]) -> list[EnvironmentRow]:
 
 
 def _get_slurm_job(run: RecordedRun) -> Mapping[str, Any]:
-    """Return the SLURM job in the run record; empty if the run did not use SLURM."""
+    """Return the fields of the run's SLURM job, such as `job_id`; empty if the run did not use SLURM."""
     job = run.record.get("slurm")
     return job if isinstance(job, Mapping) else {}
 
 
 def _format_field(record: Mapping[str, Any], key: str) -> str:
-    """Return a record's value as a string; `-` if the value is missing or null."""
+    """Return the value of a record's field `key` as a string; `-` if the field is missing or null."""
     value = record.get(key)
     return MISSING if value is None else str(value)
 

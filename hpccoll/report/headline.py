@@ -12,10 +12,10 @@ _FAULT_AREAS = ("link", "node")  # areas of the preflight's findings
 
 
 def choose_headline(findings: Sequence[Finding], groups: Sequence[CurveGroup]) -> str:
-    """Return the report's main finding in one sentence; `findings` begin with the most severe one.
+    """Return the title of a report: its most important result in one sentence, or an empty string without any.
 
-    A problem comes first, then a slow link or node of the preflight together with the comparison of the measured
-    implementations, then any other finding.
+    A finding of severity `problem` takes precedence over slow links and nodes and the fastest implementation, and these
+    over any other finding. `findings` begin with the most severe one.
     """
     if findings and findings[0].severity is Severity.PROBLEM:
         return findings[0].found

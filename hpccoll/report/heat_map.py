@@ -25,7 +25,7 @@ MAX_LABELED_NODES, _MAX_SHAPE_NODES, _MAX_NODE_NAMES = 16, 64, 40
 _MAX_SIDE = 80.0  # pixels
 _MIN_SIDE_WITH_UNIT = 34.0  # pixels; the cells of a larger side have room for the unit below the number
 _LEGEND_HEIGHT, _LETTER_WIDTH, _MAX_NAME = 44, 7.2, 14
-# Pairs of a value's ratio to the best quartile and the ratio's color; colors get darker as the ratio departs from 1.
+# Pairs (ratio, color) for a value divided by the best quartile; colors get darker as the ratio departs from 1.
 _COLOR_STOPS = (
     (0.1, (122, 16, 33)),
     (0.35, (200, 54, 42)),
@@ -40,7 +40,16 @@ _COLOR_STOPS = (
 
 @dataclass(frozen=True, slots=True)
 class HeatMapCell:
-    """A cell of a heat map; `value` is None if unknown, and `name` and `details` form the cell's tooltip."""
+    """A cell of a heat map: the value from one node to another.
+
+    Args:
+        row: index of the sending node.
+        column: index of the receiving node.
+        value: the value, such as a bandwidth; None if unknown.
+        name: the first part of the tooltip, such as `node1 to node2`.
+        details: the second part of the tooltip.
+        is_broken: whether the link could not be measured, which a hatched cell shows.
+    """
 
     row: int
     column: int
@@ -52,7 +61,10 @@ class HeatMapCell:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """A square matrix of values between nodes, whose names label rows and columns."""
+    """A matrix of values, such as bandwidths, from the nodes of its rows to the nodes of its columns.
+
+    `names` are the nodes' names. Cells of pairs without a measurement may be missing.
+    """
 
     element_id: str  # unique on the page
     title: str
@@ -65,7 +77,7 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True)
 class _HeatMapLayout:
-    """The matrix's left and top position and a cell's side, in pixels, and the best quartile of the values."""
+    """The matrix's left and top position and the width of a cell, in pixels, and the best quartile of the values."""
 
     left: float
     top: float
@@ -74,7 +86,7 @@ class _HeatMapLayout:
 
 
 def interpolate_color(ratio: float) -> tuple[int, int, int]:
-    """Return the RGB color of a value that is `ratio` times as good as the reference value."""
+    """Return the red, green and blue (0 to 255) of a value that is `ratio` times as good as the reference value."""
     stops, colors = zip(*_COLOR_STOPS, strict=True)
     channels = zip(*colors, strict=True)
     red, green, blue = (round(float(np.interp(math.log(ratio), np.log(stops), channel))) for channel in channels)
@@ -123,7 +135,7 @@ def _render_node_names(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
 
 
 def _choose_color(heat: HeatMap, layout: _HeatMapLayout, value: float) -> tuple[int, int, int]:
-    """Return the RGB color of a cell, from its value relative to the best quartile."""
+    """Return the red, green and blue (0 to 255) of a cell with a value, by comparison with the best quartile."""
     return interpolate_color(value / layout.reference if heat.higher_is_better else layout.reference / value)
 
 

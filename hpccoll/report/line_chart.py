@@ -23,7 +23,10 @@ _MIN_WHISKER = 2.0  # pixels; a shorter whisker is hidden by the marker
 
 
 class ChartPoint(NamedTuple):
-    """A point of a line: the value `y` at `x` with its interval (low, high); its tooltip ends with `remark`."""
+    """A point of a line: value `y` at `x`, with the confidence interval from `low` to `high`, and a tooltip.
+
+    The tooltip has the values and ends with `remark`.
+    """
 
     x: float
     y: float
@@ -34,7 +37,7 @@ class ChartPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """One line: its label, its style, and its points from left to right."""
+    """A line of a chart: its label in the legend, its color and marker, and its points from left to right."""
 
     label: str
     style: LineStyle
@@ -88,7 +91,7 @@ def render_line_chart(chart: LineChart) -> str:
 
 
 def _render_x_axis(chart: LineChart, x_scale: AxisScale, xs: Sequence[float]) -> str:
-    """Return the horizontal axis with a tick at every measured x and labels at some of the ticks."""
+    """Return the horizontal axis as SVG elements, with ticks at the values `xs` and labels at some of them."""
     floor = HEIGHT - BOTTOM
     parts = [f'<path class="base" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>']
     parts += [f'<path class="tick" d="M{_format_length(x_scale.position_of(x))} {floor}v4"/>' for x in xs]
@@ -101,7 +104,11 @@ def _render_x_axis(chart: LineChart, x_scale: AxisScale, xs: Sequence[float]) ->
 
 
 def _render_y_axis(chart: LineChart, y_scale: AxisScale, css_class: str) -> str:
-    """Return the grid lines and labels of a vertical scale; `css_class` is `shown` or `other`."""
+    """Return the grid lines and labels of a vertical axis as an SVG group.
+
+    `css_class` is `shown` for the axis that the page displays, and `other` for the hidden axis, which is logarithmic if
+    the displayed one is linear, and vice versa.
+    """
     parts = [f'<g class="y {css_class}">']
     for value in choose_ticks(y_scale):
         y = _format_length(y_scale.position_of(value))
@@ -115,9 +122,9 @@ def _render_y_axis(chart: LineChart, y_scale: AxisScale, css_class: str) -> str:
 
 
 def _render_line(chart: LineChart, line: ChartLine, x_scale: AxisScale, shown: AxisScale, other: AxisScale) -> str:
-    """Return a line with its band, whiskers and markers as SVG elements.
+    """Return a line with its markers and its confidence intervals (band and whiskers) as an SVG group.
 
-    Each element has the shape for the vertical scale `shown`, and in `data-alt` the shape for the scale `other`.
+    Each element has the shape for the vertical axis `shown`, and in `data-alt` the shape for the axis `other`.
     """
     parts = [f'<g class="line {line.style.css_class}" data-name="{escape(line.label)}">']
     hides_intervals = line.style.css_class == "bound" or line.style.is_muted
@@ -133,17 +140,17 @@ def _render_line(chart: LineChart, line: ChartLine, x_scale: AxisScale, shown: A
 
 
 def _format_position(x: float, y: float, x_scale: AxisScale, y_scale: AxisScale) -> str:
-    """Return the pixel coordinates of a point as the string `X Y`."""
+    """Return the pixel coordinates of the value `y` at `x` as the string `X Y`, for SVG paths."""
     return f"{_format_length(x_scale.position_of(x))} {_format_length(y_scale.position_of(y))}"
 
 
 def _trace_line(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisScale) -> str:
-    """Return the SVG path through the points."""
+    """Return the `d` attribute of an SVG path through the points."""
     return "M" + "L".join(_format_position(point.x, point.y, x_scale, y_scale) for point in points)
 
 
 def _trace_band(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisScale) -> str:
-    """Return the SVG path around the points' confidence intervals; an empty string for a single point."""
+    """Return the `d` attribute of an SVG path around the points' confidence intervals; empty for a single point."""
     if len(points) < 2:
         return ""
     upper = [_format_position(point.x, point.high, x_scale, y_scale) for point in points]
@@ -152,7 +159,10 @@ def _trace_band(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisS
 
 
 def _trace_whiskers(points: Sequence[ChartPoint], x_scale: AxisScale, y_scale: AxisScale) -> str:
-    """Return the SVG path of a whisker per point; an empty string if, on a log scale, markers hide all whiskers."""
+    """Return the `d` attribute of an SVG path with a vertical bar (whisker) per point from `low` to `high`.
+
+    The result is an empty string if the axis is logarithmic and markers would hide all whiskers.
+    """
     ends = [(x_scale.position_of(p.x), y_scale.position_of(p.low), y_scale.position_of(p.high)) for p in points]
     if all(abs(low - high) < _MIN_WHISKER for _, low, high in ends) and y_scale.log:
         return ""
@@ -164,7 +174,7 @@ def _render_marker(
 ) -> str:
     """Return the marker of a point of `line` as an SVG element with a tooltip.
 
-    The marker is at its position on the vertical scale `shown`; its attribute `data-alt` has the position on `other`.
+    The marker is at its position on the vertical axis `shown`; its attribute `data-alt` has the position on `other`.
     """
     heading, values = chart.format_x(point.x), chart.format_y(point.y)
     if point.low != point.high:

@@ -47,7 +47,7 @@ MUTED_STYLE = LineStyle("muted", _DOT)
 
 
 def choose_line_styles(cases: Iterable[MeasuredCase]) -> dict[str, LineStyles]:
-    """Return the style of every implementation for each operation."""
+    """Return the line style of every implementation, by operation, so that colors are the same in all charts."""
     return {
         op: {
             name: MUTED_STYLE if style.is_muted else LineStyle(style.colour, _MARKER_PATHS[style.marker])

@@ -24,7 +24,13 @@ PREFLIGHT = ("preflight_pair", "preflight_node", "preflight_summary")
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run: its `run` record (empty if the file has none), its file, and its number among all files' runs."""
+    """One run of a command in a result file.
+
+    Args:
+        number: the run's number among the runs of all files, from 1.
+        file: path of the result file.
+        record: the run's record of kind `run`; empty if the file has none.
+    """
 
     number: int
     file: str
@@ -58,7 +64,7 @@ class RecordedRun:
 
     @property
     def is_measuring_command(self) -> bool:
-        """Whether the run's command was `hpccoll bench` or `hpccoll preflight`, which should leave measurements."""
+        """Whether the run's command was `hpccoll bench` or `hpccoll preflight`, which should write measurements."""
         return self.command.split()[:2] in (["hpccoll", "bench"], ["hpccoll", "preflight"])
 
     @property
@@ -77,11 +83,13 @@ class RunMeasurement:
 
 @dataclass(slots=True)
 class Results:
-    """The contents of result files; `load_results` leaves out runs that have no record for a report to show.
+    """The records of all result files that a report shows, by kind.
 
     Args:
         files: paths of the files that were read.
-        barriers: rows of `hpccoll barrier`, each with its run.
+        runs: the runs in the files.
+        rows: measurements of `hpccoll bench` and `hpccoll tune`, each with its run.
+        barriers: measurements of `hpccoll barrier`, each with its run.
         barrier_summaries: last records of `hpccoll barrier`, each with its run.
         preflight: records of `hpccoll preflight` as dictionaries, each with its run.
         doctor_findings: records of kind `finding` as dictionaries, each with its run.
@@ -117,7 +125,10 @@ class Results:
         return [(run, record) for run, record in self.preflight if record["kind"] == kind]
 
     def add_file(self, path: Path, named: bool) -> None:
-        """Read a file; skip a file that hpccoll did not write, but raise UsageError if the user named it."""
+        """Read a result file and append its records.
+
+        A file that hpccoll did not write is added to `foreign`, or raises UsageError if the user named it (`named`).
+        """
         if str(path) in self.files:  # named twice, or below a named directory
             return
         try:
@@ -139,12 +150,15 @@ class Results:
                 self._add_record(run, record, contents.locate(index))
 
     def _add_run(self, path: Path, record: Mapping[str, Any]) -> RecordedRun:
-        """Append a run and return it."""
+        """Append a run with its record of kind `run`, which may be empty, and return the run."""
         self.runs.append(RecordedRun(len(self.runs) + 1, str(path), record))
         return self.runs[-1]
 
     def _add_record(self, run: RecordedRun, record: Mapping[str, Any], location: str) -> None:
-        """Append a record to the list of records of its kind; validate it only if it is a measurement."""
+        """Append a record to the list of its kind; records of the preflight and the doctor are not validated.
+
+        `location` is the record's file and line, for error messages.
+        """
         kind = record["kind"]
         if kind == "collective":
             self.rows.append(RunMeasurement(read_collective_record(record, location), run))
@@ -165,7 +179,9 @@ class Results:
 
 
 def load_results(paths: Sequence[str | Path]) -> Results:
-    """Read the result files in `paths` and all `*.jsonl` files below the directories in `paths`.
+    """Return the records of the result files in `paths` and of all `*.jsonl` files below the directories in `paths`.
+
+    Runs without a record to show are left out, unless their command should have written measurements.
 
     Raises UsageError if a file cannot be read or is invalid, or no file has a record to show.
     """
@@ -178,7 +194,7 @@ def load_results(paths: Sequence[str | Path]) -> Results:
     shown |= {row.run.number for row in results.rows} | {run.number for run, _ in results.barriers}
     if not shown:
         raise UsageError(_describe_nothing_to_show(results))
-    # Of the runs without records to show, those of bench and preflight stay, because they should have left some.
+    # Runs of bench and preflight without measurements are kept, so that the report warns of the missing measurements.
     results.runs = [run for run in results.runs if run.number in shown or run.is_measuring_command]
     return results
 
@@ -196,6 +212,6 @@ def _describe_nothing_to_show(results: Results) -> str:
 
 
 def get_list(record: Mapping[str, Any], key: str) -> Sequence[Any]:
-    """Return the list in a record's field; an empty sequence if the field is missing or not a list."""
+    """Return the list in a record's field `key`; an empty sequence if the field is missing or not a list."""
     value = record.get(key)
     return value if isinstance(value, list) else ()

@@ -21,7 +21,11 @@ _NODE_COLUMNS = ("node", "copies in memory", "10⁹ sines per second", "remark")
 
 @dataclass(frozen=True, slots=True)
 class LinkDirection:
-    """One direction of a link; if it could not be measured, `broken` is the reason, and rate and latency are None."""
+    """Bandwidth and latency from node `source` to node `destination`, as `hpccoll preflight` measured them.
+
+    If the link could not be measured, `broken` is the reason, and bandwidth and latency are None. `nbytes` is the size
+    of the long message.
+    """
 
     source: str
     destination: str
@@ -32,13 +36,13 @@ class LinkDirection:
 
 
 def build_node_pair_sections(results: Results) -> list[PageSection]:
-    """Return a section for each run that measured pairs of nodes."""
+    """Return a page section for each run of `hpccoll preflight` that measured pairs of nodes."""
     runs = {run.number: run for run, _ in results.list_preflight_records("preflight_pair")}
     return [_build_section(results, run) for run in runs.values()]
 
 
 def _build_section(results: Results, run: RecordedRun) -> PageSection:
-    """Return the section of one run's preflight records."""
+    """Return the page section of one preflight: heat maps of links, and tables of slow links and of nodes."""
 
     def list_records(kind: str) -> list[Mapping[str, Any]]:
         """Return this run's preflight records of one kind."""
@@ -94,7 +98,10 @@ def _read_positive(value: Any) -> float | None:
 def _build_heat_map_panel(
     element_id: str, heading: str, nodes: list[str], directions: list[LinkDirection], *, by_latency: bool
 ) -> FigurePanel:
-    """Return a figure with the heat map of latency or of bandwidth."""
+    """Return a figure with the heat map of the links' bandwidths or, with `by_latency`, of their latencies.
+
+    `heading` is the figure's title, `nodes` are the names of rows and columns, and `element_id` is unique on the page.
+    """
     format_value = format_seconds if by_latency else format_bytes_per_s
     indices = {name: index for index, name in enumerate(nodes)}
     cells = [

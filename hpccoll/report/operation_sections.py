@@ -32,7 +32,10 @@ _TEXT_COLUMNS = {"fastest", "engine", "algorithm", "stopped by"}
 def build_operation_sections(
     groups: Sequence[CurveGroup], styles: Mapping[str, LineStyles], models: BoundModels
 ) -> list[PageSection]:
-    """Return a section per operation, type and job size; out-of-place figures are hidden if in-place ones exist."""
+    """Return a page section per operation, type and job size, with charts and tables of its measurements.
+
+    Out-of-place figures are hidden until opened if in-place figures exist. `styles` has the line styles by operation.
+    """
     by_setting: dict[object, list[CurveGroup]] = {}
     for group in groups:
         by_setting.setdefault(group.setting, []).append(group)
@@ -45,7 +48,14 @@ def build_operation_sections(
 def _build_section(
     element_id: str, places: Sequence[CurveGroup], styles: LineStyles, models: BoundModels
 ) -> PageSection:
-    """Return the section of `places`, the groups of curves that differ only in being in place or out of place."""
+    """Return the page section of one operation and job size.
+
+    Args:
+        element_id: the section's HTML `id`.
+        places: the operation's measurements in place and out of place, one group each.
+        styles: the line style of each implementation.
+        models: lower bounds on the times.
+    """
     first, *rest = places
     folded = [panel for group in rest for panel in _build_panels(f"{element_id}o", group, styles, models)]
     ranks, nodes = first.setting.ranks, first.setting.nodes
@@ -75,7 +85,7 @@ def _build_section(
 
 
 def _describe_optimum(group: CurveGroup, models: BoundModels) -> tuple[str, ...]:
-    """Return a sentence on how close the fastest implementation of the largest size is to the optimum, if known."""
+    """Return a sentence on how close the largest size's fastest time is to the network's optimum; empty if unknown."""
     case = max(group.cases, key=lambda case: case.nbytes)
     share = "" if case.fastest is None else models.describe_share(case.records[case.fastest])
     return (f"{format_size(case.nbytes)}: {case.fastest.label} reaches {share}.",) if share and case.fastest else ()
@@ -86,7 +96,7 @@ def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models
     description = f"{format_title(group.setting)}, {group.place}. {describe_fastest(group.cases)}"
 
     def divide_by_bound(record: CollectiveRecord) -> tuple[float, float, float] | None:
-        """Return the ratio of time to bound with its interval; None if there is no bound."""
+        """Return the median time and the ends of its interval, divided by the lower bound; None without a bound."""
         bound = models.compute_bound_s(record)
         if bound is None:
             return None
@@ -114,7 +124,10 @@ def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models
 
 
 def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction) -> tuple[ChartLine, ...]:
-    """Return a line per curve with the values from `get_value`: muted lines first, other libraries' engines last."""
+    """Return a line over message sizes per implementation: gray lines first, lines of other libraries last.
+
+    `get_value` returns the value to draw and the ends of its interval, or None for a record that has no value.
+    """
     lines = []
     for name in group.implementations:
         points = [
@@ -144,7 +157,7 @@ def _describe_record(record: CollectiveRecord) -> str:
 
 
 def _build_fastest_table(group: CurveGroup, models: BoundModels) -> PageTable:
-    """Return a table of the fastest implementation per size, without columns that are empty in all rows."""
+    """Return a table of the fastest implementation per message size, without columns that are empty in all rows."""
     rows = [_build_fastest_row(case, models) for case in group.cases]
     required = FASTEST_COLUMNS[:3]
     kept = [
@@ -158,7 +171,7 @@ def _build_fastest_table(group: CurveGroup, models: BoundModels) -> PageTable:
 
 
 def _build_fastest_row(case: MeasuredCase, models: BoundModels) -> tuple[str, ...]:
-    """Return the table row of one message size, with a cell per column of FASTEST_COLUMNS."""
+    """Return the fastest implementation of one message size as a table row with the columns FASTEST_COLUMNS."""
     name = case.fastest
     if name is None:
         return (format_size(case.nbytes), "all wrong", DASH, DASH, DASH)

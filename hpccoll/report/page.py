@@ -34,7 +34,7 @@ def render_page(
     findings: Sequence[Finding],
     more_sections: Sequence[PageSection] = (),
 ) -> str:
-    """Return the page as HTML text: findings, then `more_sections`, scaling and operations; writes no file."""
+    """Return the report as the HTML of one page: findings, `more_sections`, then scaling and operations (`groups`)."""
     styles = choose_line_styles(case for group in groups for case in group.cases)
     sections = [
         *more_sections,

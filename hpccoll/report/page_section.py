@@ -12,7 +12,11 @@ from hpccoll.report.line_styles import LineStyle, LineStyles
 
 @dataclass(frozen=True, slots=True)
 class FigurePanel:
-    """A figure `svg` (an <svg> element) with a heading and, if `has_scale_button`, a button for its vertical axis."""
+    """A figure of the report: an <svg> element with a heading.
+
+    With `has_scale_button`, a button switches the vertical axis between logarithmic and linear; `is_log` is its first
+    state.
+    """
 
     title: str
     svg: str
@@ -23,7 +27,10 @@ class FigurePanel:
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table; `number_columns` are aligned right, and `is_folded` hides the rows until the reader opens the table."""
+    """A table of the report. `is_folded` hides its rows until the reader opens the table.
+
+    Columns in `number_columns` are aligned right.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -34,9 +41,9 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section of the page: a paragraph `intro`, figures with a legend and a table beside them, and more tables."""
+    """A section of the report: a paragraph `intro`, figures with a legend, `side_table` beside them, other tables."""
 
-    element_id: str  # unique on the page; its panels' ids begin with it
+    element_id: str  # the HTML id, unique on the page; the ids of the section's panels begin with this id
     title: str
     intro: str
     panels: tuple[FigurePanel, ...] = ()

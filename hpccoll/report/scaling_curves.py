@@ -18,7 +18,11 @@ _SIZE_TOLERANCE = 0.1  # difference in log2, so that 1048572 B on 3 ranks counts
 
 @dataclass(frozen=True, slots=True)
 class ScalingCurves:
-    """Groups of curves that differ only in job size, sorted by it; `sizes` are message sizes that all groups have."""
+    """The measurements of one operation on several job sizes, to show how time grows with ranks or nodes.
+
+    `groups` has one element per job size, in ascending order. `sizes` are up to three message sizes in bytes that were
+    measured on all job sizes: the smallest, the middle and the largest one.
+    """
 
     groups: tuple[CurveGroup, ...]
     over: str  # the x axis: "nodes" or "ranks"
@@ -31,11 +35,14 @@ class ScalingCurves:
 
     @property
     def implementations(self) -> tuple[Implementation, ...]:
-        """The implementations that occur in any of the groups, sorted."""
+        """The implementations (engine and algorithm) that were measured on any job size, sorted."""
         return tuple(list_implementations(case for group in self.groups for case in group.cases))
 
     def find_records(self, implementation: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
-        """Return (position on the x axis, record) for every job that measured an implementation at a message size."""
+        """Return an implementation's measurement at a message size on every job size, if there is one.
+
+        Each record comes with the job's number of nodes or ranks, the position on the x axis.
+        """
         points = []
         for group in self.groups:
             x = group.setting.nodes if self.over == "nodes" else group.setting.ranks
@@ -55,7 +62,10 @@ def group_scaling_curves(groups: Sequence[CurveGroup]) -> list[ScalingCurves]:
 
 
 def _make_scaling_curves(groups: list[CurveGroup]) -> ScalingCurves:
-    """Return the groups sorted by job size, with the choice of x axis and of up to three message sizes in common."""
+    """Return the scaling curves of one operation, from one group per job size.
+
+    Chooses whether the x axis counts nodes or ranks, and up to three message sizes that all groups have.
+    """
     ordered = tuple(sorted(groups, key=lambda group: (group.setting.ranks, group.setting.nodes)))
     nodes = [group.setting.nodes for group in ordered]
     over = "nodes" if len(set(nodes)) == len(nodes) else "ranks"

@@ -16,7 +16,10 @@ from hpccoll.units import format_size
 
 
 def build_scaling_sections(scalings: Sequence[ScalingCurves], styles: Mapping[str, LineStyles]) -> list[PageSection]:
-    """Return a section for each operation with a message size that was measured on all job sizes."""
+    """Return a page section for each operation with a message size that was measured on all job sizes.
+
+    `styles` has the line styles by operation.
+    """
     return [
         _build_section(f"sc{number}", scaling, styles[scaling.op])
         for number, scaling in enumerate(scalings, 1)
@@ -25,7 +28,7 @@ def build_scaling_sections(scalings: Sequence[ScalingCurves], styles: Mapping[st
 
 
 def _build_section(element_id: str, scaling: ScalingCurves, styles: LineStyles) -> PageSection:
-    """Return the section of one operation's scaling curves."""
+    """Return the page section on how one operation's time and bandwidth depend on the number of ranks or nodes."""
     setting, place = scaling.groups[0].setting, scaling.groups[0].place
     parts = [setting.op, setting.dtype, setting.redop or "", "" if setting.root is None else f"root {setting.root}"]
     heading = ", ".join([*(part for part in parts if part), f"{setting.buffer} memory", place])
@@ -96,7 +99,10 @@ def _build_lines(
     styles: LineStyles,
     get_value: Callable[[CollectiveRecord], tuple[float, float, float]],
 ) -> tuple[ChartLine, ...]:
-    """Return a line per implementation: the values at one message size, with intervals, over ranks or nodes."""
+    """Return a line per implementation over the number of ranks or nodes, at the message size `nbytes`.
+
+    `get_value` returns the value to draw and the ends of its interval.
+    """
     lines = []
     for implementation in scaling.implementations:
         points = tuple(

@@ -28,7 +28,7 @@ _INTRO = (
 
 
 def build_train_sections(results: Results) -> list[PageSection]:
-    """Return a section per training run, and one per run of `hpccoll train --account` with its picture and table."""
+    """Return a page section per run of `hpccoll train`: charts over steps or, with `--account`, costs by strategy."""
     steps: dict[int, tuple[RecordedRun, list[TrainStepRecord]]] = {}
     for run, step in results.train_steps:
         steps.setdefault(run.number, (run, []))[1].append(step)
@@ -36,14 +36,14 @@ def build_train_sections(results: Results) -> list[PageSection]:
     for run, account in results.accounts:
         accounts.setdefault(run.number, (run, []))[1].append(account)
     return [
-        # Steps of an account are not drawn, because their records do not tell its strategies apart (`tp` and `tp,sp`).
+        # A run with --account has no charts of steps: records of steps do not distinguish its strategies (tp, sp).
         *(_build_step_section(run, found) for run, found in steps.values() if run.number not in accounts),
         *(_build_account_section(run, found) for run, found in accounts.values()),
     ]
 
 
 def _build_step_section(run: RecordedRun, steps: Sequence[TrainStepRecord]) -> PageSection:
-    """Return a section with a chart per quantity over the steps of a run, which all have the same mesh."""
+    """Return a page section with charts of loss, time and communication over the training steps of one run."""
     ident, mesh, shown, panels = f"tr{run.number}", steps[0].strategy, thin_values(steps, _MAX_POINTS), []
     for at, (title, get_value, format_value) in enumerate(_CHARTS):
         points = tuple(ChartPoint(step.step, value, value, value) for step in shown for value in [get_value(step)])
@@ -56,7 +56,7 @@ def _build_step_section(run: RecordedRun, steps: Sequence[TrainStepRecord]) -> P
 
 
 def _build_account_section(run: RecordedRun, accounts: Sequence[TrainAccountRecord]) -> PageSection:
-    """Return the section with the picture and the table of an account."""
+    """Return a page section with the measured and predicted costs of training by strategy, as a picture and a table."""
     ident = f"ac{run.number}"
     columns = ("strategy", "quantity", "measured", "simulated", "estimated")
     rows = tuple(

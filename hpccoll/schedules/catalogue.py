@@ -11,7 +11,7 @@ from hpccoll.schedules.registry import REGISTERED, ScheduleFamily
 
 @cache
 def _register_built_in() -> None:
-    """Import the files of the package, which registers their schedules."""
+    """Import the files of all built-in pipeline schedules, whose decorators register the schedules."""
     from hpccoll.schedules import (  # noqa: F401 - importing a module registers its schedule
         dualpipev,
         gpipe,
@@ -24,18 +24,18 @@ def _register_built_in() -> None:
 
 
 def list_schedules() -> list[ScheduleFamily]:
-    """Return all schedules, sorted by name."""
+    """Return all pipeline schedules, sorted by name."""
     _register_built_in()
     return [REGISTERED[name] for name in sorted(REGISTERED)]
 
 
 def list_schedule_names() -> list[str]:
-    """Return the sorted names of the schedules."""
+    """Return the sorted names of all pipeline schedules."""
     return [schedule.name for schedule in list_schedules()]
 
 
 def get_schedule(name: str) -> ScheduleFamily:
-    """Return a schedule; for an unknown name raise UnknownNameError, which lists the valid names."""
+    """Return the pipeline schedule `name`; raise UnknownNameError, which lists the valid names, if there is none."""
     _register_built_in()
     if name not in REGISTERED:
         raise UnknownNameError("pipeline schedule", name, sorted(REGISTERED))
@@ -43,5 +43,9 @@ def get_schedule(name: str) -> ScheduleFamily:
 
 
 def make_schedule(name: str, stages: int, microbatches: int, stages_per_rank: int | None = None) -> Schedule:
-    """Return the schedule `name` for the given counts; raise UsageError for an unknown name or excluded counts."""
+    """Return the schedule `name` with messages for a number of stages and micro-batches.
+
+    `stages_per_rank` is None for the schedule's default. Raises UsageError for an unknown name, or for numbers that the
+    schedule's definition excludes.
+    """
     return get_schedule(name).plan(stages, microbatches, stages_per_rank)

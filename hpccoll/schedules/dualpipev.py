@@ -18,14 +18,18 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 
 
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
-    """(p-1) (F&B + B - 3W), where overlapped passes take the time F&B, for F = I = W and F&B = F + B."""
+    """Return the published idle time of each rank, (p-1) (F&B + B - 3W); F&B is the time of overlapped passes.
+
+    None unless F = I = W and F&B = F + B, for which the publication states it. p is the number of ranks; F, B, I and W
+    are the times of forward, backward, input-backward and weight-backward passes.
+    """
     both = times.forward + times.backward if times.overlapped is None else times.overlapped
     equal = times.forward == times.backward_input == times.backward_weight and both == 3 * times.forward
     return (shape.ranks - 1) * (both + times.backward - 3 * times.backward_weight) if equal else None
 
 
 def find_misfit(shape: PipelineShape) -> str | None:
-    """Return the required number of micro-batches in words, or None if `shape` has such a number."""
+    """Return the required number of micro-batches in words, or None if `shape` meets the requirement."""
     enough = shape.microbatches >= shape.stages
     return None if enough else f"at least as many micro-batches as stages, {shape.stages}"
 
@@ -39,12 +43,16 @@ def find_misfit(shape: PipelineShape) -> str | None:
     has_v_placement=True,
 )
 def schedule_dualpipev(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """Two stages per rank in a V; forward passes of one stage overlap with backward passes of the other one."""
+    """Two stages per rank in a V; forward passes of one stage overlap with backward passes of the other one.
+
+    Returns the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
+    `shape`.
+    """
     return _DualPipeProgram(shape, rank).list_steps()
 
 
 class _DualPipeProgram:
-    """One rank's program: `first` and `second` are the rank's stages on the way down and on the way up the V."""
+    """Makes one rank's program of DualPipeV: `first` and `second` are its stages on the way down and up the V."""
 
     def __init__(self, shape: PipelineShape, rank: int) -> None:
         self.shape, self.rank = shape, rank
@@ -77,7 +85,7 @@ class _DualPipeProgram:
         yield from self.list_last_steps()
 
     def list_last_steps(self) -> Iterator[PipelineStep]:
-        """Yield the steps after the last forward pass; the later ones postpone the backward passes for weights."""
+        """Yield the steps after the last forward pass; later ones postpone the backward passes for weights."""
         backwards = [stage for _ in range(self.rank + 1) for stage in (self.second, self.first)]
         for number, stage in enumerate(backwards):
             yield self.run_backward(stage, postpones=number > self.rank)
@@ -88,11 +96,14 @@ class _DualPipeProgram:
             yield from self.run_postponed()
 
     def run_forward(self, stage: int) -> PipelineStep:
-        """Return the step with the forward pass of a stage's next micro-batch."""
+        """Return the step with the forward pass of `stage` for its next micro-batch."""
         return (self.counter.take(FORWARD, stage),)
 
     def run_backward(self, stage: int, *, postpones: bool = False) -> PipelineStep:
-        """Return the next backward pass of a stage; only the pass for inputs if it `postpones` that for weights."""
+        """Return the step with the next backward pass of `stage`.
+
+        If it `postpones` the pass for weights, the step has the pass for inputs only.
+        """
         if not postpones:
             return (self.counter.take(BACKWARD, stage),)
         self.postponed.append(self.counter.take(BACKWARD_WEIGHT, stage))

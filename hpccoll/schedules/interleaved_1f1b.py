@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: each rank has several shorter stages, so the last rank starts after less time than in 1F1B.
+"""Interleaved 1F1B: each rank has several shorter stages, so that the last rank starts earlier than in 1F1B.
 
 The micro-batches pass in rounds: in each round, a rank runs the micro-batches of the round through its first stage,
 then through its second one, and so on. Megatron-LM requires rounds of p micro-batches on p ranks. Other numbers m of
@@ -17,19 +17,22 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 
 
 def count_rounds(shape: PipelineShape) -> int:
-    """Return the number of rounds."""
+    """Return the number of rounds, groups of micro-batches that pass through all stages of a rank in turn."""
     return max(1, shape.microbatches // shape.ranks)
 
 
 def count_warmup(shape: PipelineShape, rank: int) -> int:
-    """Return the number of forward passes of a rank before its first pair of a forward and a backward pass."""
+    """Return the number of forward passes that a rank runs before it alternates forward and backward passes."""
     per_round = shape.microbatches // count_rounds(shape)
     passes = (shape.stages_per_rank - 1) * per_round + 2 * (shape.ranks - 1 - rank)
     return min(passes, shape.microbatches * shape.stages_per_rank)
 
 
 def count_live(shape: PipelineShape, stage: int) -> int:
-    """Return the most live micro-batches of a stage: a round per later stage of the rank, and the stage's warm-up."""
+    """Return the largest number of micro-batches whose activations stage `stage` keeps at a time.
+
+    The number is a round per later stage of the same rank, plus the stage's warm-up.
+    """
     per_round = shape.microbatches // count_rounds(shape)
     place, rank = divmod(stage, shape.ranks)
     rounds = (shape.stages_per_rank - 1 - place) * per_round
@@ -37,13 +40,17 @@ def count_live(shape: PipelineShape, stage: int) -> int:
 
 
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
-    """(p-1) (F+B)/v, with F and B of all v stages of a rank, for rounds of p micro-batches."""
+    """Return the idle time of each rank, (p-1) (F+B)/v, with F and B of all v stages of a rank.
+
+    None unless the micro-batches are cut into rounds of p, the number of ranks. F and B are the times of forward and
+    backward passes.
+    """
     whole_rounds = shape.microbatches % shape.ranks == 0
     return (shape.ranks - 1) * (times.forward + times.backward) if whole_rounds else None
 
 
 def find_misfit(shape: PipelineShape) -> str | None:
-    """Return the required number of micro-batches in words, or None if `shape` has such a number."""
+    """Return the required number of micro-batches in words, or None if `shape` meets the requirement."""
     rounds = count_rounds(shape)
     return f"a multiple of {rounds} micro-batches" if shape.microbatches % rounds else None
 
@@ -56,7 +63,11 @@ def find_misfit(shape: PipelineShape) -> str | None:
     stages_per_rank=None,
 )
 def schedule_interleaved_1f1b(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """1F1B over several stages per rank; the idle time is that of 1F1B, divided by the stages per rank."""
+    """1F1B over several stages per rank; the idle time is that of 1F1B, divided by the stages per rank.
+
+    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
+    `shape`.
+    """
     per_round = shape.microbatches // count_rounds(shape)
     stages = range(rank, shape.stages, shape.ranks)
     forwards: list[PipelineStep] = []

@@ -15,7 +15,10 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 
 
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
-    """(p-1) (F+B)/v, with F and B of all v stages of a rank, for at least p micro-batches."""
+    """Return the idle time of each rank, (p-1) (F+B)/v, with F and B of all v stages of a rank.
+
+    None for fewer micro-batches than p, the number of ranks. F and B are the times of forward and backward passes.
+    """
     enough = shape.microbatches >= shape.ranks
     return (shape.ranks - 1) * (times.forward + times.backward) if enough else None
 
@@ -27,7 +30,11 @@ def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
     stages_per_rank=None,
 )
 def schedule_looped_bfs(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """All micro-batches through a rank's first stage, then through its second one; a rank keeps all activations."""
+    """All micro-batches through a rank's first stage, then through its second one; a rank keeps all activations.
+
+    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
+    `shape`.
+    """
     stages = range(rank, shape.stages, shape.ranks)
     for stage in stages:
         yield from list_passes(FORWARD, stage, range(shape.microbatches))

@@ -11,7 +11,7 @@ BACKWARD_INPUT, BACKWARD_WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD
 
 
 def list_passes(kind: ActionKind, stage: int, microbatches: Iterable[int]) -> list[PipelineStep]:
-    """Return the steps of one kind of pass of a stage for some micro-batches."""
+    """Return one step for each of the micro-batches: a pass of `kind` (forward or backward) of stage `stage`."""
     return [(PipelineAction(kind, stage, microbatch),) for microbatch in microbatches]
 
 
@@ -26,7 +26,7 @@ def alternate(
 
 
 class PassCounter:
-    """Numbers the passes of each stage: passes of one kind get the micro-batches 0, 1, 2, ... in turn.
+    """Numbers the passes of each stage: the passes of one kind are for micro-batches 0, 1, 2, and so on.
 
     A full backward pass counts as a pass for inputs and as a pass for weights.
     """
@@ -35,7 +35,7 @@ class PassCounter:
         self._next: dict[tuple[ActionKind, int], int] = {}
 
     def take(self, kind: ActionKind, stage: int) -> PipelineAction:
-        """Return the pass of `kind` for the next micro-batch of a stage."""
+        """Return the pass of `kind` of a stage for its next micro-batch, and count it."""
         counted = (BACKWARD_INPUT, BACKWARD_WEIGHT) if kind == BACKWARD else (kind,)
         microbatch = self._next.get((counted[0], stage), 0)
         for each in counted:

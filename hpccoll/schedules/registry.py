@@ -16,7 +16,7 @@ from hpccoll.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class PipelineShape:
-    """The counts of a pipeline: ranks, stages on each rank, and micro-batches per training step."""
+    """The sizes of a pipeline: number of ranks, stages on each rank, and micro-batches per training step."""
 
     ranks: int
     stages_per_rank: int
@@ -24,7 +24,7 @@ class PipelineShape:
 
     @property
     def stages(self) -> int:
-        """Number of stages."""
+        """The number of stages of the pipeline."""
         return self.ranks * self.stages_per_rank
 
 
@@ -33,12 +33,12 @@ MakeSteps: TypeAlias = Callable[[PipelineShape, int], Iterator[PipelineStep]]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFamily:
-    """A pipeline schedule for any counts that its definition allows.
+    """A kind of pipeline schedule, such as 1F1B, for any numbers of stages and micro-batches that it allows.
 
-    `steps(shape, rank)` yields the passes of a rank. `activations(shape, stage)` states the most live micro-batches of
-    a stage. `idle_time(shape, times)` is the published idle time of each rank, or None where the publication makes no
-    statement about these counts and times. `find_misfit(shape)` returns the required counts in words, or None if the
-    shape fits.
+    `steps(shape, rank)` yields the passes of a rank. `activations(shape, stage)` states the largest number of
+    micro-batches whose activations a stage keeps. `idle_time(shape, times)` is the published idle time of each rank, or
+    None where the publication makes no statement about these numbers and times. `find_misfit(shape)` returns the
+    required numbers in words, or None if the shape fits.
     """
 
     name: str
@@ -60,7 +60,10 @@ class ScheduleFamily:
         return 2 if self.stages_per_rank is None else self.stages_per_rank
 
     def explain_misfit(self, stages: int, microbatches: int, stages_per_rank: int | None = None) -> str | None:
-        """Return why the definition excludes these counts, or None if it allows them."""
+        """Return why the schedule's definition excludes these numbers, or None if it allows them.
+
+        `stages_per_rank` is None for the default.
+        """
         default = self.default_stages_per_rank
         per_rank = default if stages_per_rank is None else stages_per_rank
         if self.stages_per_rank not in (None, per_rank) or per_rank < default:
@@ -80,7 +83,12 @@ class ScheduleFamily:
         return misfit and f"{self.name} with {format_count(shape.ranks, 'rank')} needs {misfit}, not {microbatches}"
 
     def shape(self, stages: int, microbatches: int, stages_per_rank: int | None = None) -> PipelineShape:
-        """Return the counts of a pipeline of `stages` stages; raise UsageError if the definition excludes them."""
+        """Return the sizes of a pipeline of `stages` stages.
+
+        Raises UsageError if the schedule's definition excludes them.
+
+        `stages_per_rank` is None for the default.
+        """
         if misfit := self.explain_misfit(stages, microbatches, stages_per_rank):
             raise UsageError(misfit)
         per_rank = self.default_stages_per_rank if stages_per_rank is None else stages_per_rank
@@ -94,11 +102,17 @@ class ScheduleFamily:
         return tuple(stage % n for stage in range(shape.stages))
 
     def allows(self, stages: int, microbatches: int, stages_per_rank: int | None = None) -> bool:
-        """Whether the definition allows these numbers of stages and micro-batches."""
+        """Whether the schedule's definition allows these numbers of stages and micro-batches.
+
+        `stages_per_rank` is None for the default.
+        """
         return self.explain_misfit(stages, microbatches, stages_per_rank) is None
 
     def plan(self, stages: int, microbatches: int, stages_per_rank: int | None = None) -> Schedule:
-        """Return the schedule of all ranks, with messages; raise UsageError if the definition excludes the counts."""
+        """Return the schedule of all ranks, with messages; raise UsageError if its definition excludes the numbers.
+
+        `stages_per_rank` is None for the default.
+        """
         shape = self.shape(stages, microbatches, stages_per_rank)
         programs = tuple(tuple(self.steps(shape, rank)) for rank in range(shape.ranks))
         stated = tuple(self.activations(shape, stage) for stage in range(stages))
@@ -110,7 +124,7 @@ REGISTERED: dict[str, ScheduleFamily] = {}
 
 
 def _fits_always(_: PipelineShape) -> None:
-    """Return None, because a schedule without restrictions fits all counts."""
+    """Return None: the `find_misfit` of a schedule that allows all numbers of stages and micro-batches."""
 
 
 def pipeline_schedule(
@@ -122,10 +136,19 @@ def pipeline_schedule(
     stages_per_rank: int | None = 1,
     has_v_placement: bool = False,
 ) -> Callable[[MakeSteps], MakeSteps]:
-    """Return a decorator that registers a function as the schedule `name`; the arguments are `ScheduleFamily`'s."""
+    """Return a decorator that registers a function, which yields a rank's passes, as the schedule `name`.
+
+    Args:
+        name: the name of the schedule.
+        activations: states the largest number of micro-batches whose activations a stage keeps.
+        idle_time: returns the published idle time of each rank, or None if none is stated.
+        find_misfit: returns the required numbers of stages and micro-batches in words, or None if they fit.
+        stages_per_rank: the number of stages of each rank; None for any number from 2.
+        has_v_placement: whether stages go down the ranks and up again, in the shape of a V.
+    """
 
     def register(steps: MakeSteps) -> MakeSteps:
-        """Register a function that makes the steps of a schedule, and return it."""
+        """Register `steps`, a function that yields the passes of a rank, as the schedule, and return it."""
         REGISTERED[name] = ScheduleFamily(
             name, steps, activations, idle_time, find_misfit, stages_per_rank, has_v_placement
         )

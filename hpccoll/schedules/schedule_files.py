@@ -13,12 +13,14 @@ MOST_BYTES: Final = 2**22  # of a schedule file
 
 
 def is_schedule_file(name: str) -> bool:
-    """Whether `name` is the name of a CSV file, and not the name of a built-in schedule."""
+    """Whether `name` is the name of a CSV file, and so not that of a built-in schedule."""
     return name.lower().endswith(".csv")
 
 
 def prove_schedule_file(path: str, csv_format: CsvFormat | None = None) -> tuple[Schedule, ScheduleProof]:
-    """Return the schedule of a CSV file and its proof; a file without messages gets messages and sums of gradients.
+    """Return the pipeline schedule of a CSV file, and its proof.
+
+    A file without messages gets messages and sums of gradients. `csv_format` is None to detect the format.
 
     Raises:
         UsageError: the file cannot be read or a cell is not an action; the message names line and column.

@@ -17,7 +17,11 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 
 
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
-    """(p-1) F, the delay until the last rank starts, for F = I = W and at least 2p - 1 micro-batches."""
+    """Return the published idle time of each rank, (p-1) F: the delay until the last of p ranks starts.
+
+    None unless forward, input-backward and weight-backward passes take the same time F = I = W, and there are at least
+    2p - 1 micro-batches.
+    """
     equal = times.forward == times.backward_input == times.backward_weight
     return (shape.ranks - 1) * times.forward if equal and shape.microbatches >= 2 * shape.ranks - 1 else None
 
@@ -30,7 +34,11 @@ def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
     has_v_placement=True,
 )
 def schedule_zbv(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """Two stages per rank in a V; with F = I = W no idle time within a rank, and the activations of 1F1B."""
+    """Two stages per rank in a V; with F = I = W no idle time within a rank, and the activations of 1F1B.
+
+    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
+    `shape`. F, I and W are the times of forward, input-backward and weight-backward passes.
+    """
     counter = PassCounter()
     for kind, stage in list_kinds_and_stages(shape, rank):
         action = counter.take(kind, stage)
@@ -39,7 +47,7 @@ def schedule_zbv(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
 
 
 def list_kinds_and_stages(shape: PipelineShape, rank: int) -> Iterator[tuple[ActionKind, int]]:
-    """Yield kind and stage of each pass of a rank, for 2p - 1 micro-batches if the shape has fewer."""
+    """Yield (kind, stage) of each pass of a rank in order; fewer than 2p - 1 micro-batches count as 2p - 1."""
     p, microbatches = shape.ranks, max(shape.microbatches, 2 * shape.ranks - 1)
     down, up = rank, shape.stages - 1 - rank
     backward_down, backward_up = ([(BACKWARD_INPUT, stage), (BACKWARD_WEIGHT, stage)] for stage in (down, up))

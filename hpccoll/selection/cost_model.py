@@ -38,14 +38,25 @@ MODELLED_ALGORITHMS = {
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """The seconds per step (alpha) and per byte (beta); the defaults were measured between ranks of one host."""
+    """The cost of a message in the cost model: seconds per step (alpha) and per byte (beta).
+
+    The defaults were measured between ranks of one host.
+    """
 
     alpha_s: float = 8e-6
     beta_s_per_byte: float = 1 / 4e9
 
 
 def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, link: LinkCost) -> float:
-    """Return the predicted seconds for a message of `nbytes`; infinity if the algorithm states no cost."""
+    """Return the seconds that the cost model predicts for an algorithm; infinity if the algorithm states no cost.
+
+    Args:
+        algorithm: the algorithm.
+        ranks: the number of ranks.
+        chunks: the number of chunks of a pipelined algorithm; others ignore it.
+        nbytes: the message size in bytes.
+        link: the cost of a message.
+    """
     cost = algorithm.plan(ranks, 0, chunks).cost
     if cost is None:
         return float("inf")
@@ -58,7 +69,7 @@ def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, 
 
 
 def _count_plan_chunks(algorithm: Algorithm, ranks: int) -> int:
-    """Return the number of chunks that the algorithm's plan cuts a message into, without pipelining."""
+    """Return the number of chunks into which the algorithm's plan for `ranks` ranks cuts an unpipelined message."""
     return max(algorithm.plan(ranks).make(np.zeros(1, np.int64)).chunks, 1)
 
 
@@ -75,7 +86,7 @@ def choose_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int, count: int
 
 @lru_cache(maxsize=4096)
 def _find_fastest_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int) -> int:
-    """Return the chunk count with the lowest predicted time, 1 unless the algorithm is pipelined."""
+    """Return the number of chunks with the lowest predicted time; 1 unless the algorithm is pipelined."""
     if "chunks" not in algorithm.parameters:
         return 1
     limit = min(MAX_CHUNKS, max(nbytes // MIN_CHUNK_BYTES, 1))
@@ -85,13 +96,14 @@ def _find_fastest_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int) -> 
 
 @lru_cache(maxsize=4096)
 def find_fastest_algorithm(operation: Operation, ranks: int, nbytes: int) -> Algorithm:
-    """Return the algorithm of `MODELLED_ALGORITHMS` that the model predicts to be fastest for `nbytes`.
+    """Return the algorithm of `MODELLED_ALGORITHMS` that the cost model predicts to be fastest for `nbytes` bytes.
 
-    Predictions that agree to two digits are a tie, which the plan of most chunks wins: its ranks reduce fewest bytes.
+    Predictions that agree to two digits are a tie. The algorithm whose plan has most chunks wins a tie, because its
+    ranks reduce the fewest bytes.
     """
 
     def sort_key(algorithm: Algorithm) -> tuple[float, int]:
-        """Return the predicted seconds in two digits; among equal ones, more chunks come first."""
+        """Return the predicted seconds rounded to two digits, then the negative chunk count, which breaks ties."""
         chunks = choose_chunk_count(algorithm, ranks, nbytes)
         seconds = predict_seconds(algorithm, ranks, chunks, nbytes, LinkCost())
         return float(f"{seconds:.2g}"), -_count_plan_chunks(algorithm, ranks)

@@ -25,11 +25,11 @@ SCHEMA = "hpccoll-links/1"
 LOCK_LIMIT_S = 10.0
 MOST_BYTES = 2**24
 EQUAL_RATIO = 1.15  # links whose rates differ by less are treated as equal
-_UNITS, _MOST_UNITS = 10, 10**6  # the rate of the slowest link, in the unit of relative rates; the largest rate
+_UNITS, _MOST_UNITS = 10, 10**6  # the relative rate of the slowest link; the largest relative rate
 
 
 def find_links_path(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the path of the file of link rates, or None if `HPCCOLL_LINKS` is `off`; the file may be missing."""
+    """Return the path of the file of link rates; the file may be missing. None if `HPCCOLL_LINKS` is `off`."""
     from pathlib import Path
 
     from platformdirs import user_data_path
@@ -41,7 +41,9 @@ def find_links_path(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def read_links(path: Path) -> dict[str, tuple[float, float]]:
-    """Return the stored rates by host; empty if there is no file.
+    """Return the rates of links stored in the file `path`, by host: GB/s of uplink and downlink.
+
+    Empty if it is missing.
 
     Raises UsageError if the file cannot be read or does not hold link rates.
     """
@@ -57,7 +59,10 @@ def read_links(path: Path) -> dict[str, tuple[float, float]]:
 
 
 def _parse_links(data: Any) -> dict[str, tuple[float, float]]:
-    """Return the rates in the contents of a file; raise ValueError, TypeError or KeyError if they are damaged."""
+    """Return the rates of links in the parsed JSON of a file, by host.
+
+    Raises ValueError, TypeError or KeyError if they are damaged.
+    """
     if data["schema"] != SCHEMA:
         raise ValueError(f"schema {data['schema']!r} is not {SCHEMA}")
     rates = {str(host): (float(up), float(down)) for host, (up, down) in data["rates_GBps"].items()}
@@ -80,7 +85,7 @@ def save_links(path: Path, rates: HostRates) -> None:
 
 
 def find_relative_rates(rates: HostRates) -> tuple[int, ...] | None:
-    """Return the rates of the hosts' links as small integers; None if they are equal.
+    """Return the rates of the hosts' links as small integers in proportion; None if the rates are equal.
 
     The rate of a link is that of its slower direction.
     """
@@ -92,7 +97,10 @@ def find_relative_rates(rates: HostRates) -> tuple[int, ...] | None:
 
 
 def load_link_rates(hosts: Sequence[str]) -> dict[str, tuple[float, float]] | None:
-    """Return the stored GB/s of the uplink and downlink of each host, one per node; None if they are unknown."""
+    """Return the stored GB/s of the uplink and downlink of each host; None if they are unknown.
+
+    `hosts` has the host of each node.
+    """
     short = [host.partition(".")[0] for host in hosts]
     if len(short) < 2 or len(set(short)) < len(short):
         return None  # nodes on one host share its link
@@ -105,9 +113,10 @@ def load_link_rates(hosts: Sequence[str]) -> dict[str, tuple[float, float]] | No
 
 
 def load_relative_rates(hosts: Sequence[str]) -> tuple[int, ...] | None:
-    """Return what `find_relative_rates` finds in the stored rates; a damaged file counts as none.
+    """Return the stored rates of the hosts' links as small integers in proportion; None if equal or unknown.
 
-    One rank should call this and broadcast the result, because all ranks must select the same algorithm.
+    A damaged file counts as none. One rank should call this and broadcast the result, because all ranks must select the
+    same algorithm.
     """
     rates = load_link_rates(hosts)
     return None if rates is None else find_relative_rates(rates)

@@ -18,18 +18,18 @@ from hpccoll.units import KiB, format_size
 
 LOG_VARIABLE = "HPCCOLL_LOG"
 SHARED_MEMORY_PLANS = "shared_two_shot", "shared"  # the names of each operation's fastest plan for long messages
-COST_MODEL: Final = "cost model"  # reasons of selections, or their beginning
+COST_MODEL: Final = "cost model"  # reasons of selections, or the beginnings of reasons
 MEASURED: Final = "measured"
 WRITERS: Final = "measured by hpccoll preflight --save or hpccoll tune"
 UNEQUAL_LINKS: Final = "links of unequal rates"
 LEAST_WEIGHTED = 512 * KiB  # bytes of an all_reduce; shorter messages are limited by latency
-LEAST_GAIN = 1.1  # of a weighted all_reduce over a ring, by their bytes on the slowest link
+LEAST_GAIN = 1.1  # least speed-up of a weighted all_reduce over a ring, by their bytes on the slowest link
 LEADING_BITS = 3  # sizes that agree in their leading three bits share one selection
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selected algorithm (None: the MPI library's own collective), its chunk count, and the reason in words."""
+    """The algorithm selected for a call (None: the MPI library's own collective), its chunk count, and the reason."""
 
     algorithm: Algorithm | None
     chunks: int
@@ -37,7 +37,7 @@ class Selection:
 
     @property
     def source(self) -> Literal["table", "links", "rules", "model"]:
-        """What the selection rests on: the tuning table, rates of links, the fixed rules or the cost model."""
+        """The source of the selection: the tuning table, rates of links, the fixed rules or the cost model."""
         if self.why == COST_MODEL:
             return "model"
         if self.why.startswith(UNEQUAL_LINKS):
@@ -46,7 +46,7 @@ class Selection:
 
     @property
     def name(self) -> str:
-        """The algorithm's name, or `mpi` for the MPI library's own collective."""
+        """The selected algorithm's name, or `mpi` for the MPI library's own collective."""
         return self.algorithm.name if self.algorithm else MPI_LIBRARY
 
 
@@ -68,8 +68,8 @@ class Selector:
     `table` holds the measured times, or is None; all ranks must pass the same table, so that they select the same
     algorithms. Message sizes whose leading three bits agree share one selection, made for the smallest of them. A
     repeated selection takes 0.5 us. `mixed_forms` states that blocking calls may meet asynchronous calls. Plans of
-    messages are then prepared anew in every call, which takes 80 us; on one node, `auto` avoids such plans.
-    `rates` are the relative rates of the nodes' links if they differ; a long all_reduce is then weighted by them.
+    messages are then prepared anew in every call, which takes 80 us; on one node, `auto` avoids such plans. `rates` are
+    the relative rates of the nodes' links if they differ; a long all_reduce is then weighted by them.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Selector:
         self._selections: dict[SelectionKey, Selection] = {}
 
     def select(self, key: SelectionKey) -> Selection:
-        """Return the algorithm and chunk count for a call, and cache them for later calls, without communication."""
+        """Return the algorithm and chunk count for a call with the properties `key`; cached for later calls; local."""
         selection = self._selections.get(key)
         if selection is None:
             selection = self._selections[key] = self._select_new(key)
@@ -117,7 +117,10 @@ class Selector:
         return self._make_selection(operation, name, nbytes, COST_MODEL)
 
     def _list_allowed(self, operation: Operation, *, library: bool, shared: bool) -> set[str]:
-        """Return the names of candidates that can run; `mpi` needs `library`, and shared-memory plans need `shared`."""
+        """Return the names of the algorithms that can run; `mpi` if the MPI library can (`library`).
+
+        `shared` states whether the ranks of each node share memory.
+        """
         allowed = {MPI_LIBRARY} if library else set()
         for name in list_algorithm_names(operation):
             candidate = get_algorithm(operation, name)
@@ -130,11 +133,14 @@ class Selector:
         return allowed
 
     def _avoids_messages(self, *, shared: bool) -> bool:
-        """Whether plans of messages are excluded; `shared` states whether the ranks of each node share memory."""
+        """Whether plans of messages are excluded, because blocking calls may meet asynchronous calls on one node.
+
+        `shared` states whether the ranks of each node share memory.
+        """
         return self._mixed_forms and shared and self._nodes == 1
 
     def _make_selection(self, operation: Operation, name: str, nbytes: int, why: str) -> Selection:
-        """Return the selection of the candidate `name`, with its chunk count."""
+        """Return the selection of the algorithm `name` with its chunk count, for the reason `why`."""
         if name == MPI_LIBRARY:
             return Selection(None, 1, why)
         algorithm = get_algorithm(operation, name)
@@ -142,13 +148,16 @@ class Selector:
 
 
 def compute_weighted_gain(rates: tuple[int, ...]) -> float:
-    """Return the time of a ring on the slowest link, divided by that of a weighted all_reduce."""
+    """Return how many times as fast as a ring an all_reduce weighted by `rates` is, by the bytes on the slowest link.
+
+    `rates` are the bandwidths of the nodes' links, in any unit.
+    """
     n, slowest = len(rates), min(rates)
     return 2 * (n - 1) / n / slowest / max(1 / slowest, 2 * (n - 1) / sum(rates))
 
 
 def _format_reason(winner: MeasuredWinner, nbytes: int) -> str:
-    """Return the reason for a selection, such as `measured 2026-03-01 (412 us; next ring 880 us)`."""
+    """Return the reason for a selection by measured times, such as `measured 2026-03-01 (412 us; next ring 880 us)`."""
     fastest, runner_up, point = winner.fastest, winner.runner_up, winner.point
     measured_size = "" if point.nbytes == nbytes else f" at {format_size(point.nbytes)}"
     second = f"; next {runner_up.name} {_format_us(runner_up.us)}" if runner_up else ""
@@ -156,7 +165,7 @@ def _format_reason(winner: MeasuredWinner, nbytes: int) -> str:
 
 
 def _format_us(microseconds: float) -> str:
-    """Return a time in microseconds with three digits, or without decimals from 100 us."""
+    """Return a time as text: microseconds with three digits, or without decimals from 100 us."""
     return f"{microseconds:.3g} us" if microseconds < 100 else f"{microseconds:.0f} us"
 
 
@@ -167,7 +176,7 @@ def round_message_size(nbytes: int) -> int:
 
 
 class SelectionLog:
-    """Prints the selections for jobs of `ranks` ranks to standard error, each distinct line once."""
+    """Prints the selections of algorithms for jobs of `ranks` ranks to standard error, each distinct line once."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

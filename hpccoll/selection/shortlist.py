@@ -20,9 +20,16 @@ MOST = 4
 def shortlist_algorithms(
     operation: Operation, buffer: BufferKind, nbytes: int, ranks: int, nodes: int
 ) -> tuple[str, ...]:
-    """Return the names of up to `MOST` algorithms that may be the fastest, the likeliest first; at least one.
+    """Return the names of at least one and up to `MOST` algorithms that may be the fastest, the likeliest first.
 
     The MPI library's own collective is not in the list. Cost: tens of microseconds, without communication.
+
+    Args:
+        operation: the collective.
+        buffer: the kind of memory of the buffers.
+        nbytes: the message size in bytes.
+        ranks: the number of ranks.
+        nodes: the number of nodes.
     """
     sizes = (nbytes, nbytes * NEIGHBOUR, nbytes // NEIGHBOUR)
     by_rules = [] if ranks < 2 else [find_rule_candidates(operation, buffer, size, ranks, nodes) for size in sizes]
@@ -35,13 +42,13 @@ def shortlist_algorithms(
 
 
 def _predict(operation: Operation, name: str, nbytes: int, ranks: int) -> float:
-    """Return the seconds that the cost model predicts for an algorithm."""
+    """Return the seconds that the cost model predicts for the algorithm `operation/name`."""
     algorithm = get_algorithm(operation, name)
     return predict_seconds(algorithm, ranks, choose_chunk_count(algorithm, ranks, nbytes), nbytes, LinkCost())
 
 
 def _can_run(operation: Operation, name: str, buffer: BufferKind, nodes: int) -> bool:
-    """Whether an algorithm works on this kind of memory and number of nodes."""
+    """Whether the algorithm `operation/name` works on this kind of memory and number of nodes."""
     algorithm = get_algorithm(operation, name)
     host = buffer is not BufferKind.CUDA
     return not algorithm.uses_shared_memory or (host and (algorithm.is_two_level or nodes == 1))

@@ -32,9 +32,10 @@ _REMEDY = f"run `hpccoll tune` again, remove the file, or set {TUNING_VARIABLE}=
 
 
 def describe_site(mpi_library: str, ranks_per_node: Sequence[int], *, oversubscribed: bool) -> TuningSite:
-    """Return the site of a job (MPI library, host, layout of ranks); the host is the one that runs this process.
+    """Return the tuning site of a job: MPI library, kind of host, and layout of ranks on nodes.
 
-    `mpi_library` has the library's name and version; `oversubscribed` states whether a node has more ranks than cores.
+    The host is the one that runs this process. `mpi_library` has the library's name and version; `oversubscribed`
+    states whether a node has more ranks than cores.
     """
     equal = len(set(ranks_per_node)) == 1
     first, nodes = ranks_per_node[0], len(ranks_per_node)
@@ -65,7 +66,7 @@ def _read_processor_name() -> str:
 
 
 def default_table_path(site: TuningSite) -> Path:
-    """Return the path in the user's data directory for the table of `site`; the file need not exist."""
+    """Return the path in the user's data directory for the tuning table of `site`; the file need not exist."""
     from hashlib import blake2b
 
     from platformdirs import user_data_path
@@ -76,7 +77,10 @@ def default_table_path(site: TuningSite) -> Path:
 
 
 def find_table_path(site: TuningSite, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the path of the table that `auto` reads, or None if `HPCCOLL_TUNING` is `off`; the file may be missing."""
+    """Return the path of the tuning table that `auto` reads.
+
+    The file may be missing. None if `HPCCOLL_TUNING` is `off`.
+    """
     from pathlib import Path
 
     named = environ.get(TUNING_VARIABLE, "")
@@ -86,7 +90,7 @@ def find_table_path(site: TuningSite, environ: Mapping[str, str] = os.environ) -
 
 
 def read_table(path: Path) -> TuningTable:
-    """Return the table in the file `path`; raise UsageError if the file cannot be read or does not hold a table."""
+    """Return the tuning table in the file `path`; raise UsageError if it cannot be read or does not hold a table."""
     import json
 
     try:
@@ -98,7 +102,7 @@ def read_table(path: Path) -> TuningTable:
 
 
 def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
-    """Read the table in the file `path`; return an empty table if the file is missing or has another schema version.
+    """Return the tuning table in the file `path`, or an empty one if the file is missing or has another schema version.
 
     Raises UsageError if the file must not be overwritten: if it is not a tuning table, or is for another site.
     """
@@ -121,7 +125,10 @@ def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
 
 
 def write_table(path: Path, table: TuningTable) -> None:
-    """Write `table` to `path`, creating its folder and replacing the file atomically, or raise UsageError."""
+    """Write the tuning table to `path`, creating its folder and replacing the file atomically.
+
+    Raises UsageError if unable.
+    """
     import json
 
     try:
@@ -132,7 +139,7 @@ def write_table(path: Path, table: TuningTable) -> None:
 
 
 def extend_stored_table(path: Path, new: TuningTable) -> TuningTable:
-    """Add the times of `new` to the table in the file `path`, and return the whole table that the file then has.
+    """Add the times of `new` to the tuning table in the file `path`, and return the whole table that the file then has.
 
     A lock keeps two jobs that tune at the same time from losing each other's times. Raises UsageError as
     `read_table_to_extend` and `write_table` do.
@@ -148,7 +155,7 @@ def extend_stored_table(path: Path, new: TuningTable) -> TuningTable:
 
 
 def _make_write_error(path: Path, error: OSError) -> UsageError:
-    """Return, for the caller to raise, the error that a table cannot be written to `path`."""
+    """Return (not raise) the UsageError that reports that a table cannot be written to `path`."""
     reason = error.strerror or error
     return UsageError(f"{path}: cannot write the tuning table ({reason}); name another file with --output")
 
@@ -181,5 +188,5 @@ def load_tuning_table(site: TuningSite, *, whole_job: bool) -> TuningTable | Non
 
 @cache  # every new communicator reads the table
 def _warn(message: str) -> None:
-    """Print a warning on standard error; repeated calls with the same message print nothing."""
+    """Print a warning on standard error, once per message."""
     sys.stderr.write(f"hpccoll: warning: {message}\n")

@@ -28,7 +28,7 @@ TIE_RATIO = 1.05
 
 
 class BufferKind(StrEnum):
-    """The memory that buffers are in: ordinary host memory, memory shared by the ranks of a node, or CUDA memory."""
+    """The kind of memory of buffers: ordinary host memory, memory shared by the ranks of a node, or CUDA memory."""
 
     HOST = "host"
     SYMMETRIC = "symmetric"
@@ -37,7 +37,7 @@ class BufferKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TuningSite:
-    """The site that measured times belong to: MPI library and version, kind of host, and layout of ranks on nodes."""
+    """The circumstances for which measured times are valid: MPI library and version, host, layout of ranks on nodes."""
 
     mpi: str
     host: str
@@ -45,13 +45,13 @@ class TuningSite:
 
     @property
     def description(self) -> str:
-        """The MPI library, the layout and the host in words, for error messages."""
+        """The MPI library, the layout of ranks and the host in words, for error messages."""
         return f"{self.mpi} with {self.layout} of {self.host}"
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateTiming:
-    """The median time of a candidate and its 95 % interval, in microseconds."""
+    """The median time of a candidate (an algorithm, or the MPI library) and its 95 % interval, in microseconds."""
 
     name: str
     us: float
@@ -61,7 +61,10 @@ class CandidateTiming:
 
 @dataclass(frozen=True, slots=True)
 class TuningPoint:
-    """The timings of all candidates for messages of `nbytes`; `measured` is the date of the measurement."""
+    """The timings of all candidates (algorithms and the MPI library) for messages of `nbytes` bytes.
+
+    `measured` is the date of the measurement.
+    """
 
     nbytes: int
     measured: str
@@ -70,7 +73,7 @@ class TuningPoint:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWinner:
-    """The fastest candidate, the next fastest (None if there is only one), and all timings at that message size."""
+    """The fastest algorithm at a message size, the next fastest (None if there is only one), and all timings."""
 
     fastest: CandidateTiming
     runner_up: CandidateTiming | None
@@ -78,7 +81,7 @@ class MeasuredWinner:
 
     @property
     def has_tie(self) -> bool:
-        """Whether the two fastest candidates tie."""
+        """Whether the two fastest algorithms tie: overlapping intervals, and medians at most 5 % apart."""
         return self.runner_up is not None and _is_tie(self.fastest, self.runner_up)
 
 
@@ -97,7 +100,10 @@ class TuningSeries:
         return self.operation, self.itemsize, self.buffer
 
     def find_nearest_point(self, nbytes: int) -> TuningPoint | None:
-        """Return the timings at the size nearest to `nbytes`; None if their ratio exceeds `MAX_SIZE_RATIO`."""
+        """Return the timings at the measured size nearest to `nbytes`.
+
+        None if the sizes' ratio exceeds `MAX_SIZE_RATIO`.
+        """
         if not self.points:
             return None
         size = max(nbytes, MIN_BYTES)
@@ -106,7 +112,7 @@ class TuningSeries:
         return point if nearest <= MAX_SIZE_RATIO * size and size <= MAX_SIZE_RATIO * nearest else None
 
     def find_winner(self, nbytes: int, allowed: Collection[str]) -> MeasuredWinner | None:
-        """Return the fastest of the `allowed` candidates, None if none of them was measured near `nbytes`."""
+        """Return the fastest of the `allowed` algorithms; None if none of them was measured near `nbytes` bytes."""
         nearest, previous = self.find_nearest_point(nbytes), ""
         if nearest is None:
             return None
@@ -132,13 +138,17 @@ class TuningSeries:
 
 
 def _is_tie(one: CandidateTiming, other: CandidateTiming) -> bool:
-    """Whether the 95 % intervals of two candidates overlap and their medians differ by at most 5 %."""
+    """Whether two algorithms tie: their 95 % intervals overlap and their medians differ by at most 5 %."""
     shorter, longer = sorted((one, other), key=lambda timing: timing.us)
     return longer.us <= TIE_RATIO * shorter.us and longer.low <= shorter.high
 
 
 def _break_tie(by_time: list[CandidateTiming], previous: str) -> CandidateTiming:
-    """Return the winner of the candidates `by_time` (sorted by median time); `previous` won the next smaller size."""
+    """Return the winner among `by_time`, timings sorted by median.
+
+    Of those that tie with the first, it is `previous` (the winner of the next smaller message size), else the one whose
+    interval has the lowest lower end.
+    """
     best = by_time[0]
     tied = [each for each in by_time if _is_tie(best, each)]
     return next((each for each in tied if each.name == previous), min(tied, key=lambda each: each.low))
@@ -154,7 +164,10 @@ class TuningTable:
     def find_winner(
         self, operation: Operation, itemsize: int, buffer: BufferKind, nbytes: int, allowed: Collection[str]
     ) -> MeasuredWinner | None:
-        """Return the fastest `allowed` candidate near `nbytes` at the nearest measured element size, or None."""
+        """Return the fastest of the `allowed` algorithms, or None if none was measured near `nbytes` bytes.
+
+        The timings are those of the nearest measured element size (`itemsize` in bytes).
+        """
         matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
         matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))
         return matching[0].find_winner(nbytes, allowed) if matching else None
@@ -168,7 +181,7 @@ class TuningTable:
         return replace(self, series=tuple(by_key[key] for key in order))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the table as JSON-serialisable values."""
+        """Return the table as dictionaries and lists that `json.dumps` accepts."""
         return {
             "schema": SCHEMA,
             "where": asdict(self.site),
@@ -185,7 +198,7 @@ class TuningTable:
 
     @classmethod
     def from_json(cls, data: Any) -> TuningTable:
-        """Return the table that `as_json` converted to `data`; raise UsageError if `data` is not such a table."""
+        """Return the table in `data`, the result of `as_json`; raise UsageError if `data` is not such a table."""
         schema = data.get("schema") if isinstance(data, Mapping) else None
         if schema != SCHEMA:
             raise UsageError(f"schema {schema!r} is not {SCHEMA}, which `hpccoll tune` of this version writes")
@@ -198,13 +211,13 @@ class TuningTable:
 
 
 def _point_as_json(point: TuningPoint) -> dict[str, Any]:
-    """Return the timings of one message size as an object of the tuning table's file."""
+    """Return the timings of one message size as an object of a tuning table's JSON file."""
     us = {timing.name: [timing.us, timing.low, timing.high] for timing in point.timings}
     return {"nbytes": point.nbytes, "measured": point.measured, "us": us}
 
 
 def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
-    """Convert JSON values to a TuningSeries; raise KeyError, TypeError or ValueError if they are damaged."""
+    """Return the TuningSeries in an object of a JSON file; raise KeyError, TypeError or ValueError if it is damaged."""
     points = sorted((_parse_point(each) for each in data["points"]), key=lambda point: point.nbytes)
     itemsize = int(data["itemsize"])
     if itemsize < 1:
@@ -213,7 +226,7 @@ def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
 
 
 def _parse_point(data: Mapping[str, Any]) -> TuningPoint:
-    """Convert JSON values to a TuningPoint; raise KeyError, TypeError or ValueError if they are damaged."""
+    """Return the TuningPoint in an object of a JSON file; raise KeyError, TypeError or ValueError if it is damaged."""
     timings = tuple(CandidateTiming(str(name), *map(float, us)) for name, us in data["us"].items())
     for timing in timings:
         if not 0 <= timing.low <= timing.us <= timing.high < math.inf:

@@ -15,7 +15,7 @@ COUNTED = PASSES | {ActionKind.RECV_F, ActionKind.RECV_B}  # actions that change
 
 
 class MomentBytes(NamedTuple):
-    """A rank's bytes of activations and gradients at a moment of a backward pass.
+    """A rank's bytes of activations and gradients at one moment of a backward pass, in an estimate of memory.
 
     Args:
         activations: kept activations, also the inputs and gradients that wait for a separate backward pass of weights.
@@ -31,7 +31,7 @@ class MomentBytes(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The sum of all kinds of bytes."""
+        """The sum of all kinds of bytes at this moment."""
         return sum(self)
 
 
@@ -142,7 +142,7 @@ class _StepMemory:
             yield self._compute_weight_gradients(stage, own)
 
     def _run_backward(self, stage: int, own: _StageBytes) -> Iterator[MomentBytes]:
-        """Yield the moments of a backward pass that may be the peak, and add the bytes that remain after it."""
+        """Yield the moments of a stage's backward pass that may be the peak of memory; count what remains after it."""
         before, is_first = sum(self.gradients.values()), not self.gradients[stage]
         for moment in own.moments:
             yield moment._replace(
@@ -153,7 +153,7 @@ class _StepMemory:
         self.gradients[stage] = max(self.gradients[stage], own.at_once if self.splits else own.gradients)
 
     def _compute_weight_gradients(self, stage: int, own: _StageBytes) -> MomentBytes:
-        """Add the gradients of a stage's weights; return the moment before the deferred inputs are freed."""
+        """Count the gradients of a stage's weights, and return the moment before the deferred inputs are freed."""
         self.gradients[stage] = own.gradients
         moment = MomentBytes(self.now, 0.0, own.largest_gradient, sum(self.gradients.values()))
         self.now -= own.deferred

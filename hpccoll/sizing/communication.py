@@ -22,12 +22,12 @@ from hpccoll.sizing.rank_parts import list_rank_parts, list_stage_parts
 from hpccoll.sizing.training_setup import REPLICA_AXES, TrainingSetup
 
 GRADIENTS = ("dp", "zero1", "zero2", "zero3")  # strategies that send gradients and weights
-MESSAGE_AXES = {"sp": ("tp",)}  # by strategy; other strategies have the name of their axis
+MESSAGE_AXES = {"sp": ("tp",)}  # the axes of a strategy; other strategies have the name of their axis
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The bytes that a rank sends for one strategy by one collective in a step, and how long these calls take."""
+    """The bytes that a rank sends in a training step for one parallel strategy by one collective, and their time."""
 
     strategy: str  # dp, zero1, zero2, zero3, tp, sp, pp, cp, ep, or copies (of the state, to survive deaths)
     collective: str
@@ -39,33 +39,36 @@ class Traffic:
 
     @property
     def between_bytes(self) -> float:
-        """The bytes sent to other nodes."""
+        """The bytes that the rank sends to other nodes."""
         return self.sent_bytes * self.between_share
 
     @property
     def within_bytes(self) -> float:
-        """The bytes sent inside the node."""
+        """The bytes that the rank sends to ranks of its node."""
         return self.sent_bytes - self.between_bytes
 
 
 class _Channel(NamedTuple):
-    """A key of traffic: strategy and collective, and the axes of the mesh along which ranks communicate."""
+    """The identity of traffic: parallel strategy, collective, and the mesh axes along which ranks communicate."""
 
     strategy: str
     collective: str
     axes: tuple[str, ...]
-    is_tied: bool = False  # the two ends of the pipeline, instead of all ranks along the axes
+    is_tied: bool = False  # whether only the two ends of the pipeline communicate, not all ranks along the axes
 
 
 class _Calls(NamedTuple):
-    """Calls of a collective; `nbytes` are sent, or if it is a ring, whole messages."""
+    """The number of calls of a collective in a step, and their bytes.
+
+    `nbytes` are the bytes of whole messages if the collective runs on a ring, else the sent bytes.
+    """
 
     nbytes: float
     calls: int
 
 
 def list_traffic(setup: TrainingSetup, machine: Machine) -> list[Traffic]:
-    """Return the traffic of all strategies of a training step, of the busiest rank for each collective and group."""
+    """Return the traffic of a training step: of the busiest rank, for each strategy, collective and group of ranks."""
     by_rank = [_sum_calls(setup, rank) for rank in setup.compared_ranks]
     by_group: dict[tuple[object, ...], list[_Channel]] = {}
     for channel in dict.fromkeys(chain.from_iterable(by_rank)):
@@ -80,7 +83,7 @@ def list_traffic(setup: TrainingSetup, machine: Machine) -> list[Traffic]:
 
 
 def _sum_calls(setup: TrainingSetup, rank: int) -> dict[_Channel, _Calls]:
-    """Return the calls of a rank with the index `rank` along pp, by channel."""
+    """Return the calls in a step of a rank with the index `rank` along pp, by strategy, collective and axes."""
     by_channel: dict[_Channel, _Calls] = {}
     for channel, calls in chain(
         _list_gradient_calls(setup, rank),
@@ -94,7 +97,10 @@ def _sum_calls(setup: TrainingSetup, rank: int) -> dict[_Channel, _Calls]:
 
 
 def _make_traffic(setup: TrainingSetup, machine: Machine, channel: _Channel, found: _Calls) -> Traffic:
-    """Return the traffic of calls; a ring sends (n-1)/n of its messages, or twice that to reduce to all ranks."""
+    """Return the traffic of the calls `found` of a channel (strategy, collective, axes), with its time.
+
+    A ring sends (n-1)/n of its messages, or twice that to reduce to all ranks.
+    """
     collective, (sent, calls) = channel.collective, found
     sends = collective == "send"
     wraps = not sends or channel.strategy != "pp" or setup.pipeline.stages_per_rank > 1
@@ -111,21 +117,24 @@ def _make_traffic(setup: TrainingSetup, machine: Machine, channel: _Channel, fou
 
 @lru_cache(maxsize=256)
 def _find_links(mesh: Mesh, axes: tuple[str, ...], machine: Machine, every_peer: bool, wraps: bool) -> GroupLinks:
-    """Return the links of the groups of ranks along axes of a mesh."""
+    """Return the links that the groups of ranks along axes of a mesh use.
+
+    `every_peer` states that each rank sends to all others of its group; `wraps`, that the last rank sends to the first.
+    """
     stride = min(map(mesh.stride, axes))
     return find_group_links(mesh.ranks, mesh.count(*axes), stride, machine, every_peer=every_peer, wraps=wraps)
 
 
 def _list_gradient_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channel, _Calls]]:
-    """Yield the calls for gradients and weights between the ranks that have the same parameters.
+    """Yield the calls of a training step for gradients and weights among ranks that have the same parameters.
 
     dp reduces the gradients of all micro-batches once, by an all_reduce of G bytes. ZeRO-1 reduces by reduce_scatter of
     G, and gathers the updated weights, W bytes. ZeRO-2 keeps no whole gradients, so it reduces them in each of m
-    micro-batches. ZeRO-3 also gathers the weights of each layer in each forward and each backward pass: 2 m W. For
-    m = 1 and G = W, ZeRO-3 sends 3/2 of the bytes of dp, and the others as many as dp (Rajbhandari et al., ZeRO,
-    arXiv 1910.02054, section 7). There is one call per layer, whose message ZeRO pads to a multiple of the ranks.
-    Experts have fewer replicas. With sequence parallelism, the gradients of parameters that are applied to own tokens
-    only are also summed over tp.
+    micro-batches. ZeRO-3 also gathers the weights of each layer in each forward and each backward pass: 2 m W. For m =
+    1 and G = W, ZeRO-3 sends 3/2 of the bytes of dp, and the others as many as dp (Rajbhandari et al., ZeRO, arXiv
+    1910.02054, section 7). There is one call per layer, whose message ZeRO pads to a multiple of the ranks. Experts
+    have fewer replicas. With sequence parallelism, the gradients of parameters that are applied to own tokens only are
+    also summed over tp. `rank` is the index along pp.
     """
     m, level, e = setup.microbatches, setup.shard_level, setup.precision.element_bytes
     strategy = f"zero{level}" if level else "dp"
@@ -143,12 +152,15 @@ def _list_gradient_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Cha
 
 
 def _list_rank_units(setup: TrainingSetup, rank: int) -> Iterator[tuple[ParameterUnit, int]]:
-    """Yield the units of a rank's parameters, and how many equal ones there are."""
+    """Yield the parameter units of a rank (what ZeRO shards together), each with the number of equal ones.
+
+    `rank` is the index along pp.
+    """
     return ((unit, part.count) for part in list_rank_parts(setup, rank) for unit in part.units)
 
 
 def _list_layer_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channel, _Calls]]:
-    """Yield the collectives of the layers of the rank with index `rank` along pp."""
+    """Yield the collectives of a training step within the layers of the rank with index `rank` along pp."""
     for part in list_rank_parts(setup, rank):
         for strategy, collective, calls, nbytes in part.traffic:
             times = part.count * setup.microbatches
@@ -157,10 +169,11 @@ def _list_layer_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channe
 
 
 def _list_pipeline_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channel, _Calls]]:
-    """Yield the messages between pipeline stages: the output of a stage, T h e bytes, and its gradient back.
+    """Yield the messages between pipeline stages: a stage's output, T h e bytes, and its gradient back.
 
-    If embedding and output layer share a weight but are on different ranks, their gradients are summed: an all_reduce
-    of V h e bytes between two ranks, or of the shards of ZeRO.
+    T counts tokens, h features, and e bytes per element. If embedding and output layer share a weight but are on
+    different ranks, their gradients are summed: an all_reduce of V h e bytes (V: size of the vocabulary) between two
+    ranks, or of the shards of ZeRO.
     """
     sends, m = _Channel("pp", "send", ("pp",)), setup.microbatches
     for stage, ends in enumerate(pairwise(setup.stage_ranks)):

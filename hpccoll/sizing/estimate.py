@@ -20,7 +20,10 @@ USABLE_MEMORY = 0.9  # the remainder is left for CUDA contexts, the buffers of l
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds of a step: computation of the slowest rank, its idle time, and communication that does not hide."""
+    """The seconds of a training step: computation of the slowest rank, idle time, and exposed communication.
+
+    Exposed communication is that during which the rank computes nothing; `exposed_s` has it by strategy.
+    """
 
     compute_s: float
     idle_s: float
@@ -38,7 +41,7 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """What takes longest after computation, or `compute` if nothing takes a tenth of the step."""
+        """The name of what takes longest besides computation, or `compute` if nothing takes a tenth of the step."""
         others = {"bubble": self.idle_s, **self.exposed_s}
         longest = max(others, key=lambda name: others[name])
         return longest if others[longest] > 0.1 * self.total_s else "compute"
@@ -46,7 +49,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimate of a training step."""
+    """The estimate of a training step on a machine model: memory, FLOPs, traffic, overlap and time."""
 
     setup: TrainingSetup
     machine: Machine
@@ -64,28 +67,28 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory suffices."""
+        """Whether the rank's memory suffices for the training step."""
         return self.memory.total <= self.usable_bytes
 
     @property
     def utilisation(self) -> float:
-        """The model's FLOPs over those that all ranks compute in the time of the step at their peak (MFU)."""
+        """The model FLOPs utilisation (MFU): the model's FLOPs over those that all ranks could compute in the step."""
         peak = require_capacity(self.machine, "peak_flop_per_s")
         return self.flops.model / (self.time.total_s * peak * self.setup.mesh.ranks)
 
     @property
     def tokens_per_s(self) -> float:
-        """The tokens of all ranks per second."""
+        """The tokens that all ranks together process per second."""
         return self.setup.batch * self.setup.sequence / self.time.total_s
 
 
 def compute_usable_bytes(machine: Machine) -> float:
-    """Return the bytes of a rank's memory that training may use; raise UsageError if the machine has no memory."""
+    """Return the bytes of a rank's memory that training may use; UsageError if the machine model states no memory."""
     return USABLE_MEMORY * require_capacity(machine, "memory_bytes")
 
 
 def make_estimate(setup: TrainingSetup, machine: Machine, efficiency: float = DEFAULT_EFFICIENCY) -> Estimate:
-    """Return the estimate of a training step.
+    """Return the estimate of a training step; computation runs at `efficiency` times the machine's peak rate.
 
     Raises UsageError if the mesh does not divide the model, the batch or the sequence, or if the machine has no peak
     rate or no memory.
@@ -130,14 +133,18 @@ def compute_step_time(
 
 
 def compute_rank_seconds(found: Estimate, rank: int) -> float:
-    """Return the seconds that the rank with index `rank` along pp computes in a step."""
+    """Return the seconds that the rank with index `rank` along pp computes in a step of the estimate `found`."""
     flops = count_pass_flops(found.setup, rank)
     rate = found.efficiency * require_capacity(found.machine, "peak_flop_per_s")
     return found.setup.microbatches * (flops.forward + flops.backward + flops.recomputed) / rate
 
 
 def compute_idle_time(setup: TrainingSetup, flops: Flops, rate: float) -> float:
-    """Return the idle seconds of a rank: those that the schedule's publication states, else those of a simulation."""
+    """Return the seconds of a step in which a rank waits for its pipeline.
+
+    The seconds are those that the schedule's publication states, else those of a simulation. `flops` are those of a
+    rank for one micro-batch, and `rate` is its FLOP/s.
+    """
     if setup.mesh.pp == 1:
         return 0.0
     stages = setup.pipeline.stages_per_rank

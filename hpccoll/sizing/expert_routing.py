@@ -13,22 +13,22 @@ from hpccoll.plan import IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertRouting:
-    """The rows of each group of p ranks that share experts, in each of q forward passes of a mixture in a step.
+    """The rows (a token's features, sent to one expert) that ranks exchange in the passes of a mixture of experts.
 
-    `rows[k, g, i, r, s]` is the number of rows that rank r sends to experts of rank s in pass i, after choices beyond
-    the capacity have been dropped; both ranks are in group g of those with the index k along pp. Passes that recompute
-    activations count, too.
+    `rows[k, g, i, r, s]` is the number of rows that rank r sends to experts of rank s in forward pass i, after choices
+    beyond the capacity have been dropped; both ranks are in group g, of p ranks that share experts, of those with the
+    index k along pp. Passes that recompute activations count, too.
     """
 
     rows: IntArray  # (pp, groups, q, p, p)
 
     def find_part(self, rank: int) -> ExpertRouting:
-        """Return the routing among the ranks with the index `rank` along pp."""
+        """Return the rows that are exchanged among the ranks with the index `rank` along pp."""
         return ExpertRouting(self.rows[rank : rank + 1])
 
     @property
     def passes(self) -> int:
-        """The number q of forward passes."""
+        """The number of forward passes of a mixture of experts in a step."""
         return int(self.rows.shape[2])
 
     @property

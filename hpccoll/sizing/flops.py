@@ -7,8 +7,8 @@ takes twice the FLOPs. `transformer_shape` has the FLOPs of a layer.
 Causal masks are ignored, as in the published formula: attention counts all s keys, although half of the scores are
 masked on average. For GPT, a step of B samples takes 72 B L s h^2 (1 + s/(6h) + V/(12hL)) FLOPs: Narayanan et al.,
 SC 2021, arXiv 2104.04473, appendix, without the recomputation; also Korthikanti et al., arXiv 2205.05198, appendix A.
-For selective recomputation, the latter state s/(6h), 2.7 % for GPT-3; repeating the 4 s h FLOPs of the forward pass
-adds a third of that, which is counted here.
+For selective recomputation, Korthikanti et al. state s/(6h) more FLOPs, 2.7 % for GPT-3; repeating the 4 s h FLOPs of
+the forward pass adds a third of that, which is counted here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hpccoll.sizing.training_setup import TrainingSetup
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """FLOPs of a forward pass, and of the part of it that is repeated to recompute activations."""
+    """The FLOPs of a forward pass, and of the part of it that the backward pass repeats to recompute activations."""
 
     forward: float
     recomputed: float
 
     @property
     def backward(self) -> float:
-        """The FLOPs of the backward pass, without recomputation."""
+        """The FLOPs of the backward pass, without recomputation: twice those of the forward pass."""
         return 2 * self.forward
 
     @property
@@ -39,13 +39,13 @@ class Flops:
 
 
 def count_step_flops(setup: TrainingSetup) -> Flops:
-    """Return the FLOPs of a step over all ranks: those of one rank that computes the whole step."""
+    """Return the FLOPs of a training step over all ranks, as if one rank computed the whole step."""
     alone = replace(setup, mesh=Mesh(), microbatches=1, schedule="1f1b", sequence_parallel=False, routing=None)
     return count_pass_flops(alone, 0)
 
 
 def count_pass_flops(setup: TrainingSetup, rank: int | None = None) -> Flops:
-    """Return the FLOPs of a rank for one micro-batch of its stages.
+    """Return the FLOPs of a rank for one micro-batch of its pipeline stages.
 
     `rank` is the index of the rank along pp; None stands for the slowest rank, which most often has the output layer.
     """
@@ -60,6 +60,9 @@ def count_pass_flops(setup: TrainingSetup, rank: int | None = None) -> Flops:
 
 
 def count_causal_core_flops(setup: TrainingSetup) -> float:
-    """Return a rank's forward FLOPs for one micro-batch in the core of attention, without the masked half of scores."""
+    """Return a rank's forward FLOPs for one micro-batch in scores and weighted values of attention.
+
+    The masked half of the scores is left out.
+    """
     layers = setup.layers_per_stage * setup.pipeline.stages_per_rank
     return layers * setup.model.count_attention_core_flops(setup.sequence) / 2 * setup.tokens / setup.mesh.tp

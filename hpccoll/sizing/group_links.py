@@ -13,7 +13,7 @@ from hpccoll.plan import IntArray, Machine
 
 @dataclass(frozen=True, slots=True)
 class GroupLinks:
-    """The links of a group of ranks, while all groups of the axis communicate at the same time.
+    """The links that a group of `size` ranks uses, while all groups of the axis communicate at the same time.
 
     `between_share` is the share of the messages that leave a node, `seconds_per_byte` the time of a byte on the slowest
     link (for all_to_all, the mean over its rounds), and `alpha_s` the latency of the slowest link.
@@ -30,7 +30,7 @@ class GroupLinks:
 
     @property
     def doubling_rounds(self) -> int:
-        """The rounds of the fastest all_gather or reduce_scatter for small messages: ceil(log2 n)."""
+        """The rounds of the fastest all_gather or reduce_scatter of small messages on n ranks: ceil(log2 n)."""
         return ceil(log2(self.size))
 
 
@@ -41,7 +41,8 @@ def find_group_links(
     """Return the links that the groups of a mesh axis use, while all groups communicate at the same time.
 
     A message inside a node has the speed of the link inside nodes. Messages between nodes share the rate of a NIC if
-    their senders share the NIC. This is the machine model of `hpccoll simulate`, in which ranks fill nodes in order.
+    their senders share the NIC. The machine model of `hpccoll simulate` has the same rules; its ranks fill nodes in
+    order.
 
     Args:
         ranks: the number of ranks of the mesh.
@@ -78,7 +79,7 @@ def _find_hop(rank: IntArray, peer: IntArray, machine: Machine) -> tuple[float, 
 
 
 def _count_nic_sharers(leaving: IntArray, machine: Machine) -> int:
-    """Return the largest number of ranks that share a NIC; `leaving` are the ranks that send to other nodes."""
+    """Return the largest number of ranks that share a NIC among `leaving`, the ranks that send to other nodes."""
     node, local = np.divmod(leaving, machine.ranks_per_node)
     nic = local * machine.nics_per_node // machine.ranks_per_node
     return int(np.bincount(node * machine.nics_per_node + nic).max())

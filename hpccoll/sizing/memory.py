@@ -20,7 +20,7 @@ from hpccoll.sizing.training_setup import Precision, TrainingSetup
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Bytes of the model's state on a rank."""
+    """The bytes of a model's weights, gradients and optimizer state on a rank."""
 
     weights: float
     gradients: float
@@ -48,12 +48,12 @@ class MemoryBytes:
 
     @property
     def total(self) -> float:
-        """The sum of all kinds of bytes."""
+        """The sum of all kinds of bytes of the rank's memory."""
         return float(sum(getattr(self, name) for name in self.__slots__))
 
 
 def compute_state_bytes(parameters: float, zero: int, replicas: int, precision: Precision) -> StateBytes:
-    """Return the bytes of the state of `parameters` parameters of a rank that `replicas` ranks have.
+    """Return the bytes of weights, gradients and optimizer state of `parameters` parameters that `replicas` ranks have.
 
     ZeRO-1 shards the optimizer state over the replicas, ZeRO-2 the gradients as well, and ZeRO-3 the weights as well.
     For P parameters in bfloat16 with Adam on D replicas: 16 P bytes without ZeRO, then 4 P + 12 P/D, 2 P + 14 P/D and
@@ -66,11 +66,11 @@ def compute_state_bytes(parameters: float, zero: int, replicas: int, precision: 
 
 
 def compute_buffer_bytes(setup: TrainingSetup, rank: int) -> float:
-    """Return the bytes of layers in flight under ZeRO.
+    """Return the bytes of buffers with the weights and gradients of layers that ZeRO gathers or reduces at a time.
 
     With ZeRO-3, the weights of two consecutive layers are gathered: of the one in use and of the next one. With ZeRO-2
     and 3, the gradients of one layer are whole until they are reduced. ZeRO does not shard the experts that a rank
-    holds alone.
+    holds alone. `rank` is the index along pp.
     """
     if setup.shard_level < 2:
         return 0.0
@@ -94,19 +94,22 @@ def compute_buffer_bytes(setup: TrainingSetup, rank: int) -> float:
 
 
 def compute_copied_bytes(setup: TrainingSetup, rank: int) -> float:
-    """Return the bytes of a copy of a rank's state: its weights, of which ZeRO copies a shard, and optimizer state."""
+    """Return the bytes of a copy of a rank's state: weights, of which ZeRO copies a shard, and optimizer state.
+
+    `rank` is the index along pp.
+    """
     copied = 0.0
     for part in list_rank_parts(setup, rank):
         for unit in part.units:
             n, level = setup.count_replicas(unit.kind), setup.shard_level
-            # A copy has the weights in the form in which the optimizer updates them: sharded from level 1 on.
+            # A copy has the weights in the form in which the optimizer updates them: sharded from ZeRO level 1 on.
             state = compute_state_bytes(unit.pad(n) if level else unit.elements, 3 if level else 0, n, setup.precision)
             copied += part.count * (state.weights + state.optimizer)
     return copied
 
 
 def _compute_neighbour_bytes(setup: TrainingSetup, rank: int) -> float:
-    """Return the most bytes of state that a rank with the index `rank` along pp keeps for another rank.
+    """Return the bytes of another rank's state that a rank with index `rank` along pp keeps, at most.
 
     Without replicas, the other rank is the next rank of the mesh, which is on the next stage if a stage has one rank.
     """
@@ -119,7 +122,7 @@ def _compute_neighbour_bytes(setup: TrainingSetup, rank: int) -> float:
 
 
 def compute_rank_memory(setup: TrainingSetup, rank: int) -> MemoryBytes:
-    """Return the bytes of a rank with the index `rank` along pp.
+    """Return the peak memory of a rank with the index `rank` along pp, in bytes by content.
 
     With copies of the state, the peak may be at the end of the step, when the copies after the last two steps exist.
     """
@@ -144,11 +147,11 @@ def compute_rank_memory(setup: TrainingSetup, rank: int) -> MemoryBytes:
 
 
 def _compute_batch_bytes(setup: TrainingSetup) -> float:
-    """Return the bytes of the samples of a rank in a step."""
+    """Return the bytes of the samples that a rank trains on in a step."""
     sample = setup.model.count_sample_bytes(setup.precision.dtype, setup.precision.element_bytes)
     return setup.tokens * setup.microbatches * sample
 
 
 def compute_memory(setup: TrainingSetup) -> MemoryBytes:
-    """Return the bytes of the rank that needs most."""
+    """Return the peak memory, in bytes by content, of the rank that needs most."""
     return max((compute_rank_memory(setup, rank) for rank in setup.compared_ranks), key=lambda each: each.total)

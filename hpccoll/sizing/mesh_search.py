@@ -17,7 +17,10 @@ from hpccoll.sizing.training_setup import RECOMPUTE, ZERO_STAGES, ModelShape, Re
 
 @dataclass(slots=True)
 class MeshSearch:
-    """The meshes of a search: those that fit, fastest first; those that need too much memory; the others by reason."""
+    """The result of a search: meshes that fit into memory, fastest first; meshes that do not; and excluded meshes.
+
+    The excluded meshes are listed by the reason of their exclusion.
+    """
 
     fitting: list[Estimate] = field(default_factory=list)
     too_large: list[Estimate] = field(default_factory=list)
@@ -25,11 +28,14 @@ class MeshSearch:
 
 
 def list_meshes(ranks: int, model: ModelShape, machine: Machine) -> Iterator[Mesh]:
-    """Yield the meshes of `ranks` ranks whose tp stays in a node, and whose ep has no more ranks than experts."""
+    """Yield the meshes of `ranks` ranks whose tensor-parallel groups stay in a node, and that have enough experts.
+
+    An expert-parallel group has no more ranks than there are experts.
+    """
     limits = {"tp": machine.ranks_per_node, "ep": model.experts}
 
     def extend(sizes: tuple[int, ...], rest: int) -> Iterator[Mesh]:
-        """Yield the meshes that begin with these axis sizes; `rest` is the number of ranks left to divide."""
+        """Yield the meshes whose first axes have these sizes; `rest` is the number of ranks left to divide."""
         if len(sizes) == len(INNERMOST_FIRST) - 1:
             tp, ep, cp, dp = sizes
             yield Mesh(dp, tp, rest, cp, ep)
@@ -52,8 +58,16 @@ def search_meshes(
 ) -> MeshSearch:
     """Return all meshes of `ranks` ranks, each with the fastest settings that fit into memory.
 
-    The settings are ZeRO stages, recomputation and the size of micro-batches; sequence parallelism is used with tp. The
-    model, batch, sequence, schedule and precision are those of `base`. Raises UsageError if the machine lacks a rate.
+    The settings are ZeRO stages, recomputation and the size of micro-batches; sequence parallelism is used with tp.
+    Raises UsageError if the machine lacks a rate.
+
+    Args:
+        base: the training step, from which model, batch, sequence, schedule and precision are taken.
+        machine: the machine model.
+        efficiency: the fraction of the peak rate at which ranks compute.
+        ranks: the number of ranks.
+        zeros: the ZeRO stages to try.
+        recomputes: the kinds of recomputation to try.
     """
     search = MeshSearch()
     for mesh in list_meshes(ranks, base.model, machine):
@@ -75,7 +89,7 @@ def search_meshes(
 
 
 def _list_setups(base: TrainingSetup, mesh: Mesh) -> Iterator[TrainingSetup]:
-    """Yield the setup on a mesh with micro-batches of 1, 2, 4, ... samples, as long as they divide the batch."""
+    """Yield the training step `base` on a mesh with micro-batches of 1, 2, 4, ... samples that divide the batch."""
     has_sp = mesh.tp > 1 and base.sequence // mesh.cp % mesh.tp == 0
     samples, size = base.batch // mesh.samplers, 1
     while size == 1 or samples % size == 0:
@@ -90,10 +104,10 @@ def _find_fastest(
     zeros: Sequence[int],
     recomputes: Sequence[Recompute],
 ) -> TrainingSetup | None:
-    """Return the fastest setup that fits into memory, or None.
+    """Return the training step that is fastest among those that fit into memory, or None.
 
-    Each size of micro-batches and ZeRO stage uses the least recomputation that suffices. Settings whose time has a
-    lower bound of at least the least time so far are skipped.
+    Each size of micro-batches (`possible`) and ZeRO stage uses the least recomputation that suffices. Settings whose
+    time has a lower bound of at least the least time so far are skipped.
     """
     usable = compute_usable_bytes(machine)
     fastest, least_s = None, inf

@@ -11,7 +11,7 @@ ReplicaKind = Literal["dense", "token", "expert"]
 
 @dataclass(frozen=True, slots=True)
 class ParameterUnit:
-    """Parameters of a part with the same replicas, which ZeRO shards together.
+    """Parameters of a part of a model that the same ranks hold, and that ZeRO shards together.
 
     The replicas of `dense` parameters are the ranks of dp, cp and ep, and those of `expert` parameters the ranks of dp
     and cp. With sequence parallelism, the replicas of the parameters that tp does not split (`token`) include those of
@@ -23,13 +23,13 @@ class ParameterUnit:
     is_tied: bool = False  # whether the first and the last pipeline stage, on different ranks, share the parameters
 
     def pad(self, ranks: int) -> int:
-        """Return the number of elements, rounded up to a multiple of `ranks`, as ZeRO pads a unit."""
+        """Return the number of the unit's elements, rounded up to a multiple of `ranks` as ZeRO pads it."""
         return -(-self.elements // ranks) * ranks
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterCount:
-    """Numbers of parameters: `expert` ones belong to experts, `dense` ones are the same on all ranks of ep."""
+    """Numbers of parameters: `expert` ones belong to experts, `dense` ones are equal on all expert-parallel ranks."""
 
     dense: int
     expert: int = 0
@@ -77,7 +77,7 @@ class PartMoment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """Consecutive parts of a model that are all equal, on one rank. Bytes and FLOPs are those of one part.
+    """Consecutive equal parts of a model on one rank, such as layers; bytes and FLOPs are those of one of them.
 
     A pipeline schedule may compute the gradients of weights later than those of inputs. Until then, `deferred` bytes
     are kept: the inputs of linear layers and the gradients of their outputs.
@@ -96,12 +96,12 @@ class ModelPart:
 
     @property
     def elements(self) -> int:
-        """The number of parameters of one part."""
+        """The number of parameters of one of the equal parts."""
         return sum(unit.elements for unit in self.units)
 
 
 def make_stage_end(output: float, *, kept: float) -> ModelPart:
-    """Return the end of a pipeline stage that keeps its output until its backward pass has ended.
+    """Return a model part for the end of a pipeline stage, which keeps its output until its backward pass has ended.
 
     The gradient of the output, which the next stage sends, is kept as long.
 

@@ -20,7 +20,7 @@ from hpccoll.sizing.transformer_shape import TransformerShape
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The overlap ratio of a strategy, and what is compared, in words."""
+    """The overlap ratio (communication over computation time) of a parallel strategy, and what it compares in words."""
 
     strategy: str
     ratio: float
@@ -28,59 +28,70 @@ class Overlap:
 
     @property
     def hides(self) -> bool:
-        """Whether the computation takes at least as long as the communication."""
+        """Whether the computation hides the communication, because it takes at least as long."""
         return self.ratio <= 1
 
 
 def compute_dp_ratio(b: float, n: int, flop_per_s: float, tokens: float, bytes_per_s: float) -> float:
-    """Return b (n-1) F / (2 n T BW), the ratio of data parallelism and of ZeRO-3.
+    """Return communication over computation time of data parallelism and of ZeRO-3: b (n-1) F / (2 n T BW).
 
     Data parallelism reduces the b P bytes of the gradients of P weights, while the backward pass computes 4 T P FLOPs:
     2 (n-1)/n b P / BW over 4 T P / F. ZeRO-3 gathers the b P bytes of a layer's weights while the forward pass of a
     layer computes 2 T P FLOPs: (n-1)/n b P / BW over 2 T P / F. In both, P cancels. ZeRO-1 and 2 send as much as dp.
+
+    `b` is bytes per element, `n` ranks, `flop_per_s` F, `tokens` T of a rank, and `bytes_per_s` BW.
     """
     return b * (n - 1) * flop_per_s / (2 * n * tokens * bytes_per_s)
 
 
 def compute_tp_ratio(b: float, n: int, flop_per_s: float, width: float, bytes_per_s: float) -> float:
-    """Return b (n-1) F / (2 h BW), the ratio of tensor parallelism for a linear layer with h inputs and h outputs.
+    """Return communication over computation time of tensor parallelism: b (n-1) F / (2 h BW).
 
-    An all_gather or reduce_scatter of the activations, b T h bytes, takes (n-1)/n b T h / BW. The layer computes
-    2 T h^2 / n FLOPs on each rank. T cancels.
+    The formula is for a linear layer with h inputs and h outputs. An all_gather or reduce_scatter of the activations, b
+    T h bytes, takes (n-1)/n b T h / BW. The layer computes 2 T h^2 / n FLOPs on each rank. T cancels.
+
+    `b` is bytes per element, `n` ranks, `flop_per_s` F, `width` h, and `bytes_per_s` BW.
     """
     return b * (n - 1) * flop_per_s / (2 * width * bytes_per_s)
 
 
 def compute_pp_ratio(b: float, width: float, flop_per_s: float, weights: float, bytes_per_s: float) -> float:
-    """Return b h F / (2 P BW), the ratio of a pipeline whose next stage has P weights on a rank.
+    """Return communication over computation time of a pipeline: b h F / (2 P BW).
 
-    A stage sends the activations, b T h bytes, while the next stage computes 2 T P FLOPs. T cancels. Layers of 16 h^2
-    weights (gated MLPs with f = 4 h) give b F / (32 h L BW) for the L layers of the next stage.
+    A stage sends the activations, b T h bytes, while the next stage, of P weights on a rank, computes 2 T P FLOPs. T
+    cancels. Layers of 16 h^2 weights (gated MLPs with f = 4 h) give b F / (32 h L BW) for the L layers of the next
+    stage.
+
+    `b` is bytes per element, `width` h, `flop_per_s` F, `weights` P, and `bytes_per_s` BW.
     """
     return b * width * flop_per_s / (2 * weights * bytes_per_s)
 
 
 def compute_cp_ratio(b: float, kv_width: float, width: float, flop_per_s: float, t: float, bytes_per_s: float) -> float:
-    """Return b k F / (h t BW), the ratio of ring attention with t = s/n tokens of each sample on a rank.
+    """Return communication over computation time of ring attention: b k F / (h t BW).
 
-    In each step, a rank sends 2 b t k bytes, keys and values, while it computes the scores and weighted values of t
-    queries and t keys. These take 4 t^2 h FLOPs, of which a causal mask that is balanced over the ranks leaves 2 t^2 h.
+    t = s/n is the number of tokens of each sample on a rank. In each step, a rank sends 2 b t k bytes, keys and values,
+    while it computes the scores and weighted values of t queries and t keys. Scores and weighted values take 4 t^2 h
+    FLOPs, of which a causal mask that is balanced over the ranks leaves 2 t^2 h.
+
+    `b` is bytes per element, `kv_width` k, `width` h, `flop_per_s` F, and `bytes_per_s` BW.
     """
     return b * kv_width * flop_per_s / (width * t * bytes_per_s)
 
 
 def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
-    """Return the overlap ratio of each strategy that the mesh uses; raise UsageError if the machine has no peak rate.
+    """Return the overlap ratio (communication over computation time) of each strategy that the mesh uses.
 
     The weights of a mixture of experts do not cancel in data parallelism: gradients of all experts are reduced, but a
-    token uses few of them, so the ratio is multiplied by stored over used weights.
+    token uses few of them, so the ratio is multiplied by stored over used weights. Raises UsageError if the machine has
+    no peak rate.
     """
     mesh, model, b = setup.mesh, setup.model, setup.precision.element_bytes
     peak, tokens = require_capacity(machine, "peak_flop_per_s"), setup.tokens
     used, overlaps = model.used_weights, []
 
     def get_bandwidth(size: int, first: str) -> float:
-        """Return the bytes per second between neighbours of a group of `size` ranks from axis `first` on."""
+        """Return the bytes per second between neighbours in groups of `size` ranks, from axis `first` on."""
         seconds_per_byte = find_group_links(mesh.ranks, size, mesh.stride(first), machine).seconds_per_byte
         return 1 / seconds_per_byte if seconds_per_byte else inf  # bytes may cost less than a measurement resolves
 

@@ -15,7 +15,7 @@ from hpccoll.sizing.training_setup import TrainingSetup
 
 
 def list_perceptron_parts(model: PerceptronShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
-    """Return the parts of a pipeline stage: layers, or pairs of layers with recomputation, and the loss."""
+    """Return the parts of pipeline stage `stage`: layers, or pairs of layers with recomputation, and the loss."""
     own = split_evenly(model.layers, setup.pipeline.stages)[stage]
     indices, size = range(own.start, own.stop), 2 if setup.recompute == "full" else 1
     parts = [_make_part(model, setup, indices[at : at + size], indices) for at in range(0, len(indices), size)]
@@ -28,7 +28,7 @@ def list_perceptron_parts(model: PerceptronShape, setup: TrainingSetup, stage: i
 
 
 def _make_loss(model: PerceptronShape, nbytes: int) -> ModelPart:
-    """Return the loss of an output of `nbytes` bytes.
+    """Return the loss as a part of the model, for an output of `nbytes` bytes.
 
     The cross entropy keeps the logarithms of the softmax; its backward pass has their gradient and that of the output.
     The square error keeps the difference; its backward pass has four tensors of the same size.
@@ -38,7 +38,10 @@ def _make_loss(model: PerceptronShape, nbytes: int) -> ModelPart:
 
 @dataclass(frozen=True, slots=True)
 class _LayerBytes:
-    """Bytes of a layer's tensors on a rank for a micro-batch; the first layer's input needs no gradient: 0 `inputs`."""
+    """The bytes of a layer's tensors on a rank for a micro-batch.
+
+    `inputs` is 0 for the model's first layer, whose input needs no gradient.
+    """
 
     split: str
     inputs: float
@@ -50,15 +53,15 @@ class _LayerBytes:
 
     @property
     def deferred(self) -> float:
-        """The bytes that wait for a separate backward pass of the weights, which the first layer does not leave."""
+        """The bytes that wait for a separate backward pass of the weights; 0 for the model's first layer."""
         return self.inputs + self.outputs if self.inputs else 0.0
 
     def list_moments(self, alive: float, freed: float) -> Iterator[PartMoment]:
-        """Yield the moments of the linear layer's backward pass that may be its peak.
+        """Yield the moments of the linear layer's backward pass that may be its memory peak.
 
-        They are in the backward passes of an all_gather, of the matrix product, and of the copy whose gradient a split
-        by output sums over tp. `alive` are the activations up to the input of the layer, of which the matrix product
-        frees `freed`.
+        The moments are in the backward passes of an all_gather, of the matrix product, and of the copy whose gradient a
+        split by output sums over tp. `alive` are the bytes of activations up to the input of the layer, of which the
+        matrix product frees `freed`.
         """
         if self.split == "gathered":
             yield PartMoment(alive, self.outputs + (1 if self.is_last else 2) * self.results)
@@ -70,16 +73,20 @@ class _LayerBytes:
             )
 
     def make_recomputation(self, alive: float, gradient: float) -> PartMoment:
-        """Return the moment when the layer's output is recomputed; `gradient` is that of the part's output.
+        """Return the moment when the layer's output is recomputed.
 
-        A sum over tp has three tensors: the addend, the sum, and the sum with biases.
+        A sum over tp has three tensors: the addend, the sum, and the sum with biases. `alive` are the bytes of
+        activations, and `gradient` those of the gradient of the part's output.
         """
         summed = {"row": 3 * self.outputs, "gathered": self.outputs + 2 * self.results}
         return PartMoment(alive, gradient + summed.get(self.split, 0.0))
 
 
 def _measure_layer(model: PerceptronShape, setup: TrainingSetup, index: int, stage: Sequence[int]) -> _LayerBytes:
-    """Return the bytes of the tensors of layer number `index` on a rank."""
+    """Return the bytes of the tensors of layer number `index` on a rank.
+
+    `stage` has the numbers of its stage's layers.
+    """
     layer, e = model.linears[index], setup.precision.element_bytes
     inputs, outputs, results = (setup.tokens * e * features for features in layer.count_features(setup.mesh.tp))
     is_last = index == model.layers - 1
@@ -91,10 +98,17 @@ def _measure_layer(model: PerceptronShape, setup: TrainingSetup, index: int, sta
 def _trace_backward(
     model: PerceptronShape, layers: Sequence[_LayerBytes], alive: float, *, is_recomputed: bool, begins_stage: bool
 ) -> tuple[list[PartMoment], float]:
-    """Return the moments of a part's backward pass, and the bytes of its activations, of which the input has `alive`.
+    """Return the moments of a part's backward pass that may be its memory peak, and the bytes of its activations.
 
     The output of tanh counts once, although it is also the input of the next layer. The output of a stage and its
     gradient are counted elsewhere.
+
+    Args:
+        model: the model.
+        layers: the bytes of each layer of the part.
+        alive: the bytes of the part's input.
+        is_recomputed: whether the activations are recomputed.
+        begins_stage: whether the part is the first of its stage.
     """
     moments: list[PartMoment] = []
     shares = model.keeps_outputs and not is_recomputed
@@ -118,7 +132,10 @@ def _trace_backward(
 
 
 def _make_part(model: PerceptronShape, setup: TrainingSetup, indices: Sequence[int], stage: Sequence[int]) -> ModelPart:
-    """Return consecutive layers of a pipeline stage, whose activations are recomputed if the setup says so."""
+    """Return the layers with the numbers `indices` as a part of a stage; `stage` has the numbers of all its layers.
+
+    The activations of the layers are recomputed if the setup says so.
+    """
     own = [model.linears[index] for index in indices]
     tp, is_recomputed, begins_stage = setup.mesh.tp, setup.recompute == "full", indices[0] == stage[0]
     layers = [_measure_layer(model, setup, index, stage) for index in indices]

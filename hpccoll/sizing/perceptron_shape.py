@@ -12,7 +12,7 @@ from hpccoll.sizing.model_part import PartTraffic
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A linear layer with biases, and how tp splits it.
+    """A linear layer with biases, and how tensor parallelism (tp) splits it.
 
     `column` splits by output, and sums the gradients of inputs in the backward pass. `row` splits by input, and sums
     the outputs. `gathered` splits by output, and gathers the outputs. `replicated` does not split.
@@ -23,25 +23,31 @@ class LinearShape:
     split: Literal["column", "row", "gathered", "replicated"]
 
     def count_features(self, tp: int) -> tuple[int, int, int]:
-        """Return the features of input, matrix product and output, on the rank with most of them."""
+        """Return the features of input, matrix product and output, on the tensor-parallel rank with most of them."""
         inputs = -(-self.inputs // tp) if self.split == "row" else self.inputs
         product = -(-self.outputs // tp) if self.split in ("column", "gathered") else self.outputs
         return inputs, product, self.outputs if self.split == "gathered" else product
 
     def count_weights(self, tp: int) -> int:
-        """Return a rank's weights, without biases."""
+        """Return the number of a rank's weights, without biases, if the layer is split over `tp` ranks."""
         inputs, product, _ = self.count_features(tp)
         return inputs * product
 
     def count_parameters(self, tp: int) -> int:
-        """Return a rank's weights and biases."""
+        """Return the number of a rank's weights and biases, if the layer is split over `tp` ranks."""
         return self.count_weights(tp) + self.count_features(tp)[1]
 
     def list_traffic(self, nbytes: int, is_recomputed: bool, is_first: bool, is_last: bool) -> Iterator[PartTraffic]:
-        """Yield the traffic along tp for a micro-batch, whose features have `nbytes` bytes each.
+        """Yield the layer's collectives over tensor-parallel ranks for a micro-batch.
 
         Recomputation omits the communication at the end of the last layer, and the first layer's input needs no
         gradient. The last layer's gradients of gathered outputs are the same on all ranks.
+
+        Args:
+            nbytes: the bytes of one feature of all samples of the micro-batch.
+            is_recomputed: whether the backward pass computes activations again.
+            is_first: whether the layer is the first of the model.
+            is_last: whether the layer is the last of the model.
         """
         forward = 1 + (is_recomputed and not is_last)
         if self.split == "column" and not is_first:

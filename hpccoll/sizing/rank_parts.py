@@ -17,12 +17,12 @@ ListParts: TypeAlias = Callable[[TrainingSetup, int], tuple[ModelPart, ...]]
 
 
 def _cache_parts(list_parts: ListParts) -> ListParts:
-    """Return `list_parts` with a cache for all stages of ZeRO, on which parts do not depend."""
+    """Return the function `list_parts` with a cache that serves all stages of ZeRO, on which parts do not depend."""
     cached = lru_cache(maxsize=256)(list_parts)
 
     @wraps(list_parts)
     def find(setup: TrainingSetup, index: int) -> tuple[ModelPart, ...]:
-        """Return the parts, which do not depend on ZeRO, from the cache."""
+        """Return the parts of pipeline stage `index` from the cache."""
         return cached(setup.unsharded, index)
 
     return find
@@ -30,7 +30,7 @@ def _cache_parts(list_parts: ListParts) -> ListParts:
 
 @_cache_parts
 def list_stage_parts(setup: TrainingSetup, stage: int) -> tuple[ModelPart, ...]:
-    """Return the parts of a pipeline stage, in the order of the forward pass."""
+    """Return the parts (such as layers) of pipeline stage `stage`, in the order of the forward pass."""
     model = setup.model
     if isinstance(model, PerceptronShape):
         return tuple(list_perceptron_parts(model, setup, stage))
@@ -39,6 +39,6 @@ def list_stage_parts(setup: TrainingSetup, stage: int) -> tuple[ModelPart, ...]:
 
 @_cache_parts
 def list_rank_parts(setup: TrainingSetup, rank: int) -> tuple[ModelPart, ...]:
-    """Return the parts of all pipeline stages of a rank with the index `rank` along pp."""
+    """Return the parts (such as layers) of all pipeline stages of a rank with the index `rank` along pp."""
     stages = (stage for stage, own in enumerate(setup.stage_ranks) if own == rank)
     return tuple(chain.from_iterable(list_stage_parts(setup, stage) for stage in stages))

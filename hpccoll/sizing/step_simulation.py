@@ -1,6 +1,7 @@
 """A training step simulated from plans: the plan of each collective, and the pipeline schedule of the passes.
 
-The estimate in `estimate.py` uses closed formulas instead. Both take the same FLOPs per pass and the same machine.
+The estimate in `estimate.py` uses closed formulas instead. Estimate and simulation take the same FLOPs per pass and the
+same machine model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ ALGORITHMS = {"all_to_all": "pairwise"}  # other collectives: ring
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A simulated step; `communication_s` and `exposed_s` (the part that no computation hides) include waits."""
+    """The times, traffic and peak memory of a training step that was simulated from plans.
+
+    `communication_s` and `exposed_s` (the part that no computation hides) include waits.
+    """
 
     traffic: Sequence[Traffic]
     step_s: float
@@ -38,12 +42,12 @@ class SimulatedStep:
 def simulate_step(
     setup: TrainingSetup, machine: Machine, traffic: Sequence[Traffic], bucket_bytes: int
 ) -> SimulatedStep:
-    """Return the simulated step of a setup, whose ranks compute at the peak rate of `machine`.
+    """Return the simulated training step of a setup, whose ranks compute at the peak rate of `machine`.
 
     Gradients are summed in buckets of `bucket_bytes`; the sum of a bucket starts when the last backward pass has
     computed its gradients, and buckets are summed one after the other. The time of other collectives is divided equally
     among the forward and backward passes. The peak of memory is that of the estimate, which follows the plan of the
-    schedule itself.
+    schedule itself. `traffic` is the estimate's.
     """
     simulated = [_simulate_traffic(entry, setup, machine) for entry in traffic]
     m, stages = setup.microbatches, setup.pipeline.stages_per_rank
@@ -72,7 +76,7 @@ def simulate_step(
 
 
 def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> Traffic:
-    """Return estimated traffic with the bytes that the plan of the collective sends, and its simulated time."""
+    """Return the estimated traffic `each` with the bytes that its collective's plan sends, and its simulated time."""
     n = each.group
     if setup.routing is not None and each.collective == "all_to_all":
         return _simulate_experts(each, setup.routing, setup, machine)
@@ -90,7 +94,7 @@ def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> 
 
 
 def _simulate_experts(each: Traffic, routing: ExpertRouting, setup: TrainingSetup, machine: Machine) -> Traffic:
-    """Return estimated traffic with the bytes that all_to_alls of counted rows send, and their simulated time.
+    """Return the estimated traffic `each` with the bytes and simulated time of all_to_alls of the rows in `routing`.
 
     In each forward pass, ranks exchange the numbers of rows, send rows to experts and receive the outputs. In each
     backward pass, the gradients of rows and outputs are sent likewise.
@@ -113,7 +117,10 @@ def _simulate_experts(each: Traffic, routing: ExpertRouting, setup: TrainingSetu
 
 
 def _compute_exposed(setup: TrainingSetup, seconds: float, backward_s: float, bucket_bytes: int) -> float:
-    """Return the seconds by which the sums of gradients end after the last backward pass of `backward_s` seconds."""
+    """Return the seconds by which the sums of gradients end after the last backward pass.
+
+    `seconds` is the time of all sums, `backward_s` that of the backward pass, and `bucket_bytes` the size of a bucket.
+    """
     nbytes = count_rank_parameters(setup, 0).total * setup.precision.element_bytes
     buckets = max(-(-nbytes // bucket_bytes), 1)
     end = 0.0

@@ -60,7 +60,7 @@ class TrainingProgram:
 
     frees_gradients: bool = False  # each step begins without gradients, unless they are kept in buckets for all_reduces
     keeps_outputs: bool = False  # the output of a pipeline stage is kept until its backward pass
-    pools_weights: bool = False  # memory for gathered weights is kept for other weights of the same size
+    pools_weights: bool = False  # memory of freed gathered weights is kept for other weights of the same size
     defers_gathered: bool = False  # inputs wait for the gradients of weights with the tokens of all ranks of tp
     has_whole_scores: bool = False  # ring attention computes all scores of a block of keys at once
     repeats_last_reduction: bool = True  # recomputation repeats the all_reduce at the end of a layer
@@ -68,7 +68,10 @@ class TrainingProgram:
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A training step: `batch` samples of `sequence` tokens over all ranks, in `microbatches` per pipeline."""
+    """A training step to estimate: `batch` samples of `sequence` tokens over all ranks of a mesh.
+
+    Each pipeline runs them in `microbatches` micro-batches.
+    """
 
     model: ModelShape
     mesh: Mesh
@@ -100,7 +103,7 @@ class TrainingSetup:
 
     @cached_property
     def tokens(self) -> int:
-        """T: the tokens of a micro-batch on a rank, before sequence parallelism splits some layers further."""
+        """The number T of tokens of a micro-batch on a rank, before sequence parallelism splits some layers further."""
         return self.batch // (self.mesh.samplers * self.microbatches) * (self.sequence // self.mesh.cp)
 
     @property
@@ -110,7 +113,7 @@ class TrainingSetup:
 
     @cached_property
     def family(self) -> ScheduleFamily:
-        """The pipeline schedule by its name, for any counts."""
+        """The pipeline schedule that `schedule` names, for any numbers of stages and micro-batches."""
         return get_schedule(self.schedule)
 
     @cached_property
@@ -137,7 +140,7 @@ class TrainingSetup:
 
     @property
     def replicas(self) -> int:
-        """Number of ranks with the same dense parameters."""
+        """The number of ranks with the same dense parameters (those that do not belong to experts)."""
         return self.count_replicas("dense")
 
     @cached_property
@@ -146,20 +149,20 @@ class TrainingSetup:
         return self.zero if self.replicas > 1 else 0
 
     def count_replicas(self, kind: ReplicaKind) -> int:
-        """Return the number of ranks with the same parameters of a kind."""
+        """Return the number of ranks that hold the same parameters of a kind (dense, expert or token)."""
         return self._replica_counts[kind]
 
     @cached_property
     def _replica_counts(self) -> dict[ReplicaKind, int]:
-        """The number of ranks that have the same parameters, by kind of parameter."""
+        """The number of ranks that hold the same parameters, by kind of parameter (dense, expert or token)."""
         return {kind: self.mesh.count(*axes) for kind, axes in REPLICA_AXES.items()}
 
     def lacks_gradients(self, kind: ReplicaKind) -> bool:
-        """Whether each step begins without gradients of a kind of parameters."""
+        """Whether each step begins without the gradients of a kind of parameters (dense, expert or token)."""
         return self.program.frees_gradients and not self.shard_level and self.count_replicas(kind) == 1
 
     def holds_gradients(self, kind: ReplicaKind) -> bool:
-        """Whether gradients of a kind of parameters exist outside of buffers until those of their part are complete."""
+        """Whether gradients of a kind of parameters exist outside of buffers until those of a layer are complete."""
         return self.lacks_gradients(kind) or (self.shard_level >= 2 and self.count_replicas(kind) > 1)
 
     @cached_property
@@ -179,7 +182,10 @@ class TrainingSetup:
             raise UsageError(f"{self.mesh}: {misfit}")
 
     def find_misfit(self) -> str | None:
-        """Return an axis of the mesh that does not divide its quantity, with a remedy; None if all axes do."""
+        """Return an axis of the mesh that does not divide its quantity (such as heads), with a remedy.
+
+        None if all do.
+        """
         mesh, sp, per_sampler = self.mesh, self.sequence_parallel_size, self.mesh.samplers * self.microbatches
         divided = (
             *self.model.list_splits(mesh, self.pipeline.stages),

@@ -17,7 +17,7 @@ MASK_BYTES = 1  # per element of a dropout mask
 
 
 def list_transformer_parts(model: TransformerShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
-    """Return the parts of a pipeline stage."""
+    """Return the parts of pipeline stage `stage`: embedding, layers and output layer, as far as the stage has them."""
     if setup.routing is not None:
         setup = replace(setup, routing=setup.routing.find_part(setup.stage_ranks[stage]))
     is_last = stage == setup.pipeline.stages - 1
@@ -75,13 +75,14 @@ def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
 def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """Return the last norm, the output layer and the loss.
 
-    They keep the inputs of the last norm and of the output layer, T h e bytes each (T tokens, h features, e bytes of an
-    element), and the logits in float32, 4 T V bytes for a vocabulary of V. The backward pass has the gradients of the
-    logits; with sequence parallelism, it also needs its input and the gradient of its input for all tokens, T h e each.
-    The loss sums one float32 per token over tp three times. Source: Korthikanti et al., arXiv 2205.05198, section 4.3.
+    The part keeps the inputs of the last norm and of the output layer, T h e bytes each (T tokens, h features, e bytes
+    of an element), and the logits in float32, 4 T V bytes for a vocabulary of V. The backward pass has the gradients of
+    the logits; with sequence parallelism, it also needs its input and the gradient of its input for all tokens, T h e
+    each. The loss sums one float32 per token over tp three times. Source: Korthikanti et al., arXiv 2205.05198, section
+    4.3.
 
-    An output layer that shares the weight of the embedding needs a copy of the weight if its rank has no embedding.
-    Otherwise, its gradient of the weight waits for that of the embedding.
+    An output layer that shares the weight of the embedding needs a copy of the weight if its rank has no embedding. If
+    its rank has the embedding, the output layer's gradient of the weight waits for that of the embedding.
     """
     tp, full, has_remote_tie = setup.mesh.tp, setup.precision.full_bytes, _has_remote_tie(model, setup)
     weight = model.count_vocabulary_weights(tp)
@@ -112,10 +113,11 @@ def _has_remote_tie(model: TransformerShape, setup: TrainingSetup) -> bool:
 
 
 def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
-    """Return the layers of a pipeline stage.
+    """Return the layers of a pipeline stage as one part, with their bytes and FLOPs.
 
     If the schedule computes the gradients of weights later, the inputs and the gradients of outputs of all matrices are
-    kept until then: 4 T h e bytes, 2 T (h + k) e split over tp, and T f e per matrix of the MLP, also split over tp.
+    kept until then: 4 T h e bytes, 2 T (h + k) e split over tp, and T f e per matrix of the MLP, also split over tp. (T
+    tokens of h features, k of keys, f in the MLP; e bytes per element.)
     """
     activations, tp = compute_layer_activations(model, setup), setup.mesh.tp
     counted = model.count_layer_parameters(tp, setup.mesh.ep)
@@ -144,9 +146,10 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
 
 
 def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: float) -> list[PartMoment]:
-    """Return the two moments of a layer's backward pass that may be its peak: in its MLP and in attention.
+    """Return the two moments of a layer's backward pass that may be its memory peak: in its MLP and in attention.
 
-    `alive` has the bytes of the layer's activations, kept or recomputed.
+    `alive` has the bytes of the layer's activations, kept or recomputed. T counts tokens, h features, k features of
+    keys, e bytes per element, a heads and s positions.
 
     In the MLP, all activations are alive, and the gradient of a matrix is in flight; if the gradients of weights are
     computed later, the input of the last matrix is the first one that is kept for this. In attention, the inputs of the
@@ -155,8 +158,9 @@ def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: fl
 
     With its own block of keys and values (2 T k e), ring attention needs three blocks: this one, the next one, and the
     gradient; and T h e for scaled queries and twice as much for an addend of their gradient. If it computes all scores
-    of a block at once, these and their gradient need a T s e each for a heads and s positions of a rank. Later, it has
-    four blocks with two ranks and six with more, as gradients are sent and received, too, but half of the scores.
+    of a block at once, these and their gradient need a T s e each for a heads and s positions of a rank. Later in its
+    backward pass, ring attention has four blocks with two ranks and six with more, as gradients are sent and received,
+    too, but half of the scores.
     """
     mesh, e, h, k = setup.mesh, setup.precision.element_bytes, model.width, model.kv_width
     own, features = _compute_output(model, setup), setup.tokens * e / mesh.tp
@@ -176,33 +180,39 @@ def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: fl
 
 
 def _compute_output(model: TransformerShape, setup: TrainingSetup) -> float:
-    """Return the bytes of the output of the embedding or of a layer: T h e, split over tp with sequence parallelism."""
+    """Return the bytes of the output of the embedding or of a layer: T tokens of h features, e bytes each.
+
+    Sequence parallelism splits these T h e bytes over tp.
+    """
     return setup.tokens * model.width * setup.precision.element_bytes / setup.sequence_parallel_size
 
 
 def _compute_waiting(model: TransformerShape, setup: TrainingSetup) -> float:
-    """Return the bytes of a matrix's input that is kept until the gradients of weights are computed: T h e."""
+    """Return the bytes of a matrix's input that is kept until weights' gradients are computed: T h e.
+
+    T counts tokens, h features, and e bytes per element.
+    """
     gathered = setup.sequence_parallel_size if setup.program.defers_gathered else 1
     return gathered * _compute_output(model, setup)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerActivations:
-    """Bytes of a layer's activations for one micro-batch: kept, and recomputed in the layer's backward pass."""
+    """The bytes of a layer's activations for one micro-batch: kept ones, and those recomputed in the backward pass."""
 
     kept: float
     recomputed: float
 
 
 def compute_layer_activations(model: TransformerShape, setup: TrainingSetup) -> LayerActivations:
-    """Return a rank's activations of a layer for a micro-batch of T tokens, in elements of e bytes.
+    """Return a rank's bytes of activations of a layer for a micro-batch of T tokens, with e bytes per element.
 
     Outside the tensor-parallel layers, a layer keeps 4 T h e bytes (the inputs of two norms, of attention and of the
-    MLP) and with dropout two masks of T h bytes; sequence parallelism splits these over tp. Inside, tp splits T h e for
-    queries, T k e each for keys and values, T h e for the input of the output matrix, and per MLP matrix T f e. The
-    core of attention keeps a T s e for a heads of softmax outputs over s keys, and with dropout a T s (1 + e) for masks
-    and their outputs. A gated MLP of Llama keeps gate, up and their product, and its activation is computed again from
-    the gate; other gated MLPs keep the activation, too.
+    MLP; h features) and with dropout two masks of T h bytes; sequence parallelism splits these over tp. Inside, tp
+    splits T h e for queries, T k e each for keys and values (k features), T h e for the input of the output matrix, and
+    per MLP matrix T f e (f features). The core of attention keeps a T s e for a heads of softmax outputs over s keys,
+    and with dropout a T s (1 + e) for masks and their outputs. A gated MLP of Llama keeps gate, up and their product,
+    and its activation is computed again from the gate; other gated MLPs keep the activation, too.
 
     For GPT (k = h, f = 4h, e = 2): T h (10 + 24/tp + 5 a s/(h tp)), and T h (34/tp + ...) with sequence parallelism.
     Selective recomputation drops the core, as FlashAttention does; full recomputation keeps only the input, 2 T h.
@@ -250,12 +260,13 @@ def _count_expert_rows(model: TransformerShape, setup: TrainingSetup) -> tuple[f
 def _compute_layer_gradients(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the most bytes of gradients of activations that the backward pass of a layer needs at the same time.
 
-    These are the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is gated). With
-    sequence parallelism, a rank has the first for its own tokens, and gathers it for all tokens, T h e more.
+    The bytes are those of the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is
+    gated), for T tokens, h features, f hidden features, and e bytes per element. With sequence parallelism, a rank has
+    the first for its own tokens, and gathers it for all tokens, T h e more.
 
     A mixture of experts first has three gradients of h e bytes per row of its tokens: of the weighted output, of the
-    output, and of the weight before its sum over features. Later, it has the gradients of the rows that it received and
-    of the hidden features of one expert, when the returned outputs have been freed.
+    output, and of the weight before its sum over features. Later in its backward pass, a rank has the gradients of the
+    rows that it received and of the hidden features of one expert, when the returned outputs have been freed.
     """
     if model.experts > 1:
         sent, received = _count_expert_rows(model, setup)
@@ -295,7 +306,7 @@ def _list_reductions(
 
 
 def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterator[PartTraffic]:
-    """Yield the traffic of a layer for a micro-batch.
+    """Yield the collectives of a layer for a micro-batch, with their bytes.
 
     Tensor parallelism makes two all_reduce calls in the forward pass (after attention and after the MLP), two in the
     backward pass, and two more if the forward pass is recomputed (Shoeybi et al., Megatron-LM, arXiv 1909.08053,
@@ -305,8 +316,8 @@ def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterat
     inputs in the backward pass.
 
     Ring attention sends 2 T k e bytes, the keys and values of a rank, around the ring of n ranks in n - 1 sends in the
-    forward pass, again in the backward pass, and again if the forward pass is recomputed. Their gradients follow them
-    in the backward pass: n - 1 sends. Source: Liu, Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
+    forward pass, again in the backward pass, and again if the forward pass is recomputed. The gradients of keys and
+    values follow in the backward pass: n - 1 sends. Source: Liu, Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
     """
     mesh, e, is_full = setup.mesh, setup.precision.element_bytes, setup.recompute == "full"
     recomputed = is_full * (1 + setup.program.repeats_last_reduction)

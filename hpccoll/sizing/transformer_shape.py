@@ -1,11 +1,11 @@
 """The shape of a transformer whose training is estimated, and the presets of published models (presets.toml).
 
 Parameters. A layer of width h, with keys and values of width k, has h (2h + 2k) weights in attention (queries and
-output h h each, keys and values h k each). Its MLP of feed-forward width f has 2 h f weights, or 3 h f if it is gated.
-A router to E experts has h E. For GPT-2, k = h and f = 4 h give 12 h^2, of which Kaplan et al., arXiv 2001.08361,
-table 1, count h (3 + 1) h in attention and 8 h^2 in the MLP. Biases and norms add 13 h to a layer of GPT-2, and norms
-2 h to one of Llama. The embedding has V h weights, GPT-2's positions have c h (c tokens of context), and Llama's output
-layer V h.
+output h h each, keys and values h k each). The MLP of a layer, of feed-forward width f, has 2 h f weights, or 3 h f if
+it is gated. A router to E experts has h E. For GPT-2, k = h and f = 4 h give 12 h^2, of which Kaplan et al., arXiv
+2001.08361, table 1, count h (3 + 1) h in attention and 8 h^2 in the MLP. Biases and norms add 13 h to a layer of GPT-2,
+and norms 2 h to one of Llama. The embedding has V h weights, GPT-2's positions have c h (c tokens of context), and
+Llama's output layer V h.
 
 FLOPs. Per token, a layer takes 2 FLOPs for each weight that the token uses, and attention 4 s h for scores and weighted
 values (2 s h each, for s keys of h features). The output layer takes 2 h V; looking up an embedding takes none.
@@ -83,12 +83,12 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a layer keeps dropout masks."""
+        """Whether a layer keeps dropout masks, one byte per element."""
         return self.dropout and not self.like_llama
 
     @property
     def norm_parameters(self) -> int:
-        """The number of parameters of a norm: h scales, and h biases as well in LayerNorm."""
+        """The number of parameters of a norm: h scales for h features, and h biases as well in LayerNorm."""
         return self.width * (1 if self.like_llama else 2)
 
     @property
@@ -99,7 +99,7 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
         return self.width * (2 * self.width + 2 * self.kv_width) + mlp + router
 
     def count_layer_parameters(self, tp: int = 1, ep: int = 1) -> ParameterCount:
-        """Return a rank's parameters of a layer.
+        """Return the number of a rank's parameters of a layer that `tp` ranks split and whose experts `ep` ranks share.
 
         tp splits all matrices, and the biases of those that are split by output; norms, router and the biases of the
         matrices that are split by input are on every rank of tp. ep splits the experts, which have no biases (Fedus et
@@ -114,15 +114,15 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
         return ParameterCount(attention + around + h * self.experts, mlp * (self.experts // ep))
 
     def count_vocabulary_weights(self, tp: int) -> int:
-        """Return a rank's weights of the embedding or of the output layer: V h, split by rows (rounded up)."""
+        """Return a rank's number of weights of the embedding or output layer, whose rows `tp` ranks split."""
         return -(-self.vocabulary // tp) * self.width
 
     def count_layer_flops(self, sequence: int) -> int:
-        """Return the forward FLOPs of a layer per token."""
+        """Return the forward FLOPs of a layer per token, for samples of `sequence` tokens."""
         return 2 * self.used_weights + self.count_attention_core_flops(sequence)
 
     def count_attention_core_flops(self, sequence: int) -> int:
-        """Return 4 s h, the forward FLOPs per token of a layer's scores and weighted values."""
+        """Return the forward FLOPs per token of a layer's scores and weighted values: 4 s h (s keys of h features)."""
         return 4 * sequence * self.width
 
     def count_sample_bytes(self, _dtype: str, _nbytes: int) -> int:
@@ -130,7 +130,7 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
         return 0
 
     def list_splits(self, mesh: Mesh, stages: int) -> list[tuple[int, str, int, str]]:
-        """Return a tuple per split quantity: the number of parts, the option, its value, and the name of the axis."""
+        """Return, for each quantity that the mesh splits: the number of parts, the option, its value, and the axis."""
         return [
             (mesh.tp, "--heads", self.heads, "tp"),
             (mesh.tp, "--kv-heads", self.kv_head_count, "tp"),
@@ -140,7 +140,7 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
     def require_consistent(self) -> None:
-        """Raise UsageError if heads do not divide the features, or more experts are active than there are."""
+        """Raise UsageError if the heads do not divide the features, or more experts are active than there are."""
         if self.width % self.heads:
             raise UsageError(f"--width {self.width} cannot be shared by --heads {self.heads}; give a multiple of it")
         if self.heads % self.kv_head_count:
@@ -153,12 +153,15 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def list_presets() -> list[str]:
-    """Return the names of the models in presets.toml, in the order of the file."""
+    """Return the names of the published models in presets.toml, in the order of the file."""
     return list(_read_presets())
 
 
 def load_preset(name: str) -> TransformerShape:
-    """Return a published model; for an unknown name raise UnknownNameError, which lists the valid names."""
+    """Return the shape of the published model `name`.
+
+    Raises UnknownNameError, which lists the names, for another name.
+    """
     presets = _read_presets()
     if name not in presets:
         raise UnknownNameError("model", name, list(presets), "or give --layers, --width and --heads; ")
@@ -166,6 +169,6 @@ def load_preset(name: str) -> TransformerShape:
 
 
 def _read_presets() -> dict[str, TransformerShape]:
-    """Return the models of presets.toml by name."""
+    """Return the shapes of the published models in presets.toml, by name."""
     text = (files(__package__) / _FILE).read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), dict[str, TransformerShape])

@@ -1,13 +1,13 @@
 """Removes switches from a network: each pair of links through a switch becomes a direct link (edge splitting).
 
 Replacing the links u -> w and w -> t by u -> t keeps the optimum as long as every rank can still receive the supplies
-of all sources, which one maximum flow per rank shows. If some units could no longer be received, that many units
-fewer of the pair are replaced. In a balanced network, some pair of a switch can always be replaced, until the switch
-has no links left (Jackson 1988; Frank 1988; Bang-Jensen, Frank and Jackson 1995; as in ForestColl, arXiv 2402.06787).
+of all sources, which one maximum flow per rank shows. If some units could no longer be received, that many units fewer
+of the pair are replaced. In a balanced network, some pair of a switch can always be replaced, until the switch has no
+links left (Jackson 1988; Frank 1988; Bang-Jensen, Frank and Jackson 1995; as in ForestColl, arXiv 2402.06787).
 
-Whole switches are tried first: in a cyclic order of the neighbours, each link into the switch is joined to the link
-to the neighbour a fixed number of places (the shift) later. This leaves few links, costs one maximum flow per rank, and
-keeps the optimum for most switches of real machines.
+Whole switches are tried first: in a cyclic order of the neighbours, each link into the switch is joined to the link to
+the neighbour a fixed number of places (the shift) later. Removing a whole switch leaves few links, costs one maximum
+flow per rank, and keeps the optimum for most switches of real machines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Path: TypeAlias = tuple[int, ...]  # the vertices of a route, from a rank to a r
 
 @dataclass(slots=True)
 class SupplyCheck:
-    """Whether every rank can receive all supplies; `supplies` has the units that each source rank sends."""
+    """A test whether every rank of a network can receive the supplies of all sources at once, by maximum flows.
+
+    `supplies` has the units that each source rank sends, and `size` is the number of vertices.
+    """
 
     ranks: int
     size: int
@@ -38,7 +41,7 @@ class SupplyCheck:
         return sum(self.supplies.values())
 
     def count_missing(self, capacities: Mapping[Arc, int], most: int) -> int:
-        """Return the units that the rank with the least flow cannot receive, or `most` as soon as that many miss."""
+        """Return how many units the rank with the least flow cannot receive, or `most` if at least that many."""
         start = self.size
         supplied = {(start, source): units for source, units in self.supplies.items()}
         graph = make_flow_graph(self.size + 1, {**capacities, **supplied}, self.total)
@@ -52,18 +55,21 @@ class SupplyCheck:
 
 @dataclass(slots=True)
 class SplitNetwork:
-    """The capacities between vertices, and the routes through removed switches that make up each capacity."""
+    """A network while switches are removed from it: the capacities of links, and the routes that each consists of.
+
+    A route leads through removed switches; each has a number of units.
+    """
 
     check: SupplyCheck
     routes: dict[Arc, list[tuple[Path, int]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def capacities(self) -> dict[Arc, int]:
-        """The units that each link between remaining vertices can carry."""
+        """The units that each link between the remaining vertices can carry."""
         return {link: sum(units for _, units in routes) for link, routes in self.routes.items() if routes}
 
     def split(self, source: int, switch: int, dest: int, units: int) -> None:
-        """Replace `units` of the two links from `source` over `switch` to `dest` by a link from `source` to `dest`."""
+        """Replace `units` of the links from `source` over `switch` to `dest` by a direct link."""
         before, after = self._take((source, switch), units), self._take((switch, dest), units)
         while before:
             (first, count), (second, other) = before.pop(), after.pop()
@@ -74,7 +80,7 @@ class SplitNetwork:
                 self.routes[source, dest].append((first + second[1:], common))
 
     def _take(self, link: Arc, units: int) -> list[tuple[Path, int]]:
-        """Remove routes of `units` from a link and return them."""
+        """Remove routes of together `units` units from a link, and return them."""
         taken: list[tuple[Path, int]] = []
         routes = self.routes[link]
         while units:
@@ -87,9 +93,10 @@ class SplitNetwork:
 
 
 def remove_switches(capacities: Mapping[Arc, int], check: SupplyCheck) -> SplitNetwork:
-    """Return the network of ranks only in which every rank can still receive all supplies.
+    """Return a network without switches in which every rank can still receive all supplies.
 
-    Raises NetworkError if a switch cannot be removed, which no balanced network has.
+    `capacities` has the units that each link can carry, and `check` tests whether all supplies can be received. Raises
+    NetworkError if a switch cannot be removed, which no balanced network has.
     """
     network = SplitNetwork(check)
     for link, units in capacities.items():
@@ -101,11 +108,15 @@ def remove_switches(capacities: Mapping[Arc, int], check: SupplyCheck) -> SplitN
 
 
 def _count_neighbours(capacities: Mapping[Arc, int], vertex: int) -> int:
+    """Return the number of vertices with a link to or from `vertex`."""
     return sum(dest == vertex for _, dest in capacities)
 
 
 def _split_by_shift(network: SplitNetwork, switch: int) -> bool:
-    """Remove a switch by joining each neighbour to those one shift after it; return whether some shift is feasible."""
+    """Remove a switch by joining each link into it to the link to another neighbour, a fixed number of places later.
+
+    Returns whether every rank can still receive all supplies with some number of places; otherwise, nothing is changed.
+    """
     capacities = network.capacities
     senders = sorted(source for source, dest in capacities if dest == switch)
     receivers = sorted(dest for source, dest in capacities if source == switch)
@@ -128,7 +139,10 @@ def _split_by_shift(network: SplitNetwork, switch: int) -> bool:
 
 
 def _match(into: Sequence[tuple[int, int]], out: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Yield (source, dest, units) that use up two lists of (vertex, units) in order, until one of them ends."""
+    """Yield (source, dest, units) such that the units of two lists of (vertex, units) are used up in order.
+
+    The iteration ends when one of the lists is used up.
+    """
     senders, receivers = list(reversed(into)), list(reversed(out))
     while senders and receivers:
         (source, units), (dest, room) = senders.pop(), receivers.pop()
@@ -139,7 +153,7 @@ def _match(into: Sequence[tuple[int, int]], out: Sequence[tuple[int, int]]) -> I
 
 
 def _split_by_pairs(network: SplitNetwork, switch: int) -> None:
-    """Remove a switch one pair of links at a time, each by as many units as the supplies allow."""
+    """Remove a switch one pair of links at a time; a direct link replaces as many units as the supplies allow."""
     capacities = network.capacities
     senders = sorted(source for source, dest in capacities if dest == switch)
     receivers = sorted(dest for source, dest in capacities if source == switch)

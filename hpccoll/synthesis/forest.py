@@ -25,7 +25,9 @@ from hpccoll.synthesis.tree_packing import Tree, pack_trees
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Trees of an all_gather or a broadcast on `network`, which may be the reversed network of an operation.
+    """Trees along which a network carries the data of an all_gather or broadcast.
+
+    For a reduce_scatter or reduce, the network has every link reversed.
 
     Args:
         network: the network that the trees use.
@@ -43,7 +45,7 @@ class Forest:
 
     @property
     def height(self) -> int:
-        """The largest number of links between a root and a rank."""
+        """The largest number of links between the root of a tree and a rank."""
         return max(max(tree.compute_depths().values()) for tree in self.trees)
 
     def measure_loads(self) -> dict[Arc, Fraction]:
@@ -57,10 +59,11 @@ class Forest:
 
 
 def grow_forest(network: Network, operation: Operation, root: int = 0, trees: int | None = None) -> Forest:
-    """Return optimal trees for `operation`, or optimal ones among `trees` trees per source.
+    """Return optimal trees for `operation` on a network, or the best ones with `trees` trees per source.
 
     For a reduce_scatter or reduce, the trees are those of an all_gather or broadcast on the reversed network. Links
-    that are faster in one direction than in the other are used at the lower bandwidth.
+    that are faster in one direction than in the other are used at the lower bandwidth. `root` is the root of a
+    broadcast or reduce.
 
     Raises:
         NetworkError: the network does not connect its ranks, or needs more than 31 bits.
@@ -91,10 +94,19 @@ def grow_forest(network: Network, operation: Operation, root: int = 0, trees: in
 def find_tree_rate(
     network: Network, capacities: Mapping[Arc, int], sources: Collection[int], trees: int, rate: Fraction
 ) -> Fraction:
-    """Return the largest rate of one tree, in units of `capacities`, for which each source can have `trees` trees."""
+    """Return the largest rate of one tree, in units of `capacities`, with which each source can have `trees` trees.
+
+    Args:
+        network: the network.
+        capacities: the bandwidth of each link in integer units.
+        sources: the ranks that have data.
+        trees: the number of trees of each source.
+        rate: the optimal rate of a source, in these units.
+    """
     check = SupplyCheck(network.ranks, len(network.vertices), dict.fromkeys(sources, trees))
 
     def is_feasible(step: Fraction) -> bool:
+        """Whether trees that use `step` units of bandwidth each fit into the network."""
         return not check.count_missing({link: floor(each / step) for link, each in capacities.items()}, 1)
 
     high = rate / trees  # no more than an equal share of the optimal rate
@@ -103,7 +115,7 @@ def find_tree_rate(
     low = high / 2
     while not is_feasible(low):
         low /= 2
-    # The answer divides a bandwidth. A link that carries all trees of all sources is no limit.
+    # The answer is a bandwidth divided by a number of trees, at most the number of all trees of all sources.
     quotients = {
         Fraction(each, count)
         for each in set(capacities.values())
@@ -115,7 +127,7 @@ def find_tree_rate(
 
 
 def _take_routes(routes: list[tuple[Path, int]], units: int) -> list[tuple[Path, int]]:
-    """Return routes of `units` from the list of those that make up a link."""
+    """Return routes of together `units` units from `routes`, those of a link, which stays unchanged."""
     taken = []
     for path, count in routes:
         used = min(count, units)

@@ -31,7 +31,9 @@ DEFAULT_PIECES = 4
 def synthesize(
     network: Network, operation: Operation, *, root: int = 0, trees: int | None = None, pieces: int = DEFAULT_PIECES
 ) -> tuple[Plan, list[Forest]]:
-    """Return a plan of `operation` along optimal trees of a network, and its forests; the plan is not proven.
+    """Return a plan of `operation` along optimal trees of a network, and the forests of these trees.
+
+    The plan is not proven yet: call `check` for that.
 
     Args:
         network: the network.
@@ -50,6 +52,7 @@ def synthesize(
     parts = [_send_down(forest, units, pieces) for forest in forests]
 
     def make(rank: IntArray) -> Rounds:
+        """Return the rounds of the synthesized plan for the ranks in the array `rank`."""
         rounds = [part(rank) for part in parts]
         first, *rest = [
             each.reversed(Op.OWN_FIRST) if half in REVERSED else each for half, each in zip(halves, rounds, strict=True)
@@ -60,7 +63,10 @@ def synthesize(
 
 
 def _send_down(forest: Forest, units: int, pieces: int) -> Callable[[IntArray], Rounds]:
-    """Return the rounds in which the data of each source, of `units` times `pieces` chunks, moves down its trees."""
+    """Return the messages of each round in which the data of each source moves down its trees.
+
+    The data of a source has `units` times `pieces` chunks, one group of `pieces` chunks per tree.
+    """
     ranks = forest.network.ranks
     roots = sorted({tree.root for tree in forest.trees})
     begins = {root: place * units * pieces for place, root in enumerate(roots)}  # the next free chunk of each source

@@ -51,7 +51,10 @@ def make_machine_network(machine: Machine, ranks: int) -> Network:
 
 
 def _name_switch(fabric: Fabric | None, node: int, nic: int) -> str:
-    """Return the name of the switch that a NIC is connected to."""
+    """Return the name of the switch that NIC number `nic` of node `node` is connected to.
+
+    `fabric` describes links that nodes share; None if all NICs meet in one switch.
+    """
     if fabric is None:
         return "core switch"
     rail = f" of rail {nic}" if fabric.has_rails else ""
@@ -59,7 +62,10 @@ def _name_switch(fabric: Fabric | None, node: int, nic: int) -> str:
 
 
 def _connect_switches(network: NetworkBuilder, fabric: Fabric, nic_rate: Fraction) -> None:
-    """Add the links that nodes share: those of leaf switches to the core, or those between groups of a dragonfly."""
+    """Add the links that nodes share: of leaf switches to the core, or between groups of a dragonfly.
+
+    `nic_rate` is the bandwidth of a NIC in bytes/s.
+    """
     named = (name for link in network.rates for name in link if name.startswith("switch ") and " of node" not in name)
     switches = list(dict.fromkeys(named))
     rate = round_rate(float(nic_rate) * fabric.capacity)
@@ -73,7 +79,7 @@ def _connect_switches(network: NetworkBuilder, fabric: Fabric, nic_rate: Fractio
 
 @lru_cache(maxsize=256)
 def find_machine_optimum(machine: Machine, operation: Operation, ranks: int, root: int = 0) -> Optimum | None:
-    """Return the optimum of an operation on a machine model; None if it is unknown, or takes long to compute."""
+    """Return the optimum of an operation on a machine model; None if it is unknown or would take long to compute."""
     is_unlimited = not machine.within.min_beta or not machine.between.min_beta
     if operation not in RULED or not 2 <= ranks <= MOST_RANKS or is_unlimited:
         return None

@@ -14,9 +14,10 @@ _MOST = 2**31 - 1  # scipy computes flows with 32-bit integers
 
 
 def make_flow_graph(size: int, capacities: Mapping[tuple[int, int], int], limit: int) -> csr_array:
-    """Return the graph of `size` vertices for `compute_max_flow`; capacities above `limit` are reduced to it.
+    """Return the graph of `size` vertices for `compute_max_flow`, with the capacity of each link (source, destination).
 
-    No flow of interest exceeds `limit`. Raises NetworkError if capacities or flows do not fit 32-bit integers.
+    Capacities above `limit` are reduced to it, because no flow of interest exceeds it. Raises NetworkError if
+    capacities or flows do not fit 32-bit integers.
     """
     if limit > _MOST:
         raise NetworkError(
@@ -29,12 +30,15 @@ def make_flow_graph(size: int, capacities: Mapping[tuple[int, int], int], limit:
 
 
 def compute_max_flow(graph: csr_array, source: int, sink: int) -> int:
-    """Return the value of the largest flow from `source` to `sink`."""
+    """Return the value of the largest flow from vertex `source` to vertex `sink`."""
     return int(maximum_flow(graph, source, sink).flow_value)
 
 
 def find_min_cut(graph: csr_array, source: int, sink: int) -> tuple[int, frozenset[int]]:
-    """Return the value of the largest flow, and the vertices on the source's side of the smallest cut."""
+    """Return the value of the largest flow from `source` to `sink`, and the vertices on the source's side of a cut.
+
+    The cut is one whose capacity equals the flow: a minimum cut.
+    """
     result = maximum_flow(graph, source, sink)
     residual = csr_array(graph - result.flow)
     residual.eliminate_zeros()

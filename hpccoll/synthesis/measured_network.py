@@ -23,7 +23,8 @@ MEASURED_DIGITS = 3  # significant digits of measured bandwidths, which repeat n
 def read_link_rates(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, tuple[float, float]]:
     """Return the GB/s of each node's uplink and downlink, by host name in the order of the records.
 
-    `records` are the decoded lines of `preflight --json`. Raises NetworkError if they have no measured pair of nodes.
+    `records` are the decoded lines of `preflight --json`; error messages call their file `name`. Raises NetworkError if
+    they have no measured pair of nodes.
     """
     pairs = [each for each in records if each.get("kind") == PreflightPairRecord.kind and each.get("bandwidth_GBps")]
     hosts = dict.fromkeys(host for pair in pairs for host in (pair["source"], pair["destination"]))
@@ -41,9 +42,10 @@ def read_link_rates(records: Sequence[Mapping[str, Any]], name: str) -> dict[str
 def make_measured_network(
     records: Sequence[Mapping[str, Any]], name: str, ranks_per_node: Sequence[int] | None = None
 ) -> Network:
-    """Return the network of measured nodes with one rank each, or with `ranks_per_node` ranks, node by node.
+    """Return the network of nodes that `hpccoll preflight` measured, with one rank each, or `ranks_per_node` ranks.
 
     Ranks of a node are joined to the node's switch at the rate of copies in memory that `preflight` measured there.
+    `records` are the decoded lines of `preflight --json`, and `name` is that of their file.
     """
     rates = read_link_rates(records, name)
     sizes = ranks_per_node or (1,) * len(rates)
@@ -61,7 +63,7 @@ def make_star(
     members: Sequence[Sequence[int]],
     copy_rates: Mapping[str, float | None] | None = None,
 ) -> Network:
-    """Return the network of nodes whose links meet in one switch.
+    """Return a network in which all nodes' links meet in one switch.
 
     Args:
         name: the name of the network.

@@ -19,8 +19,9 @@ from hpccoll.units import GB
 # GB/s per lane of PCI in one direction by GT/s.
 _PCI_LANE = {"2.5": "0.1875", "5": "0.375", "8": "0.75", "16": "1.5", "32": "3", "64": "6"}
 _DEFAULT_PCI = "8", 16  # GT/s and lanes of a link whose speed the file does not state
-_NVLINK = ((100, "40.1"), (90, "20.6"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))  # GB/s per link from `sm` on
-_XGMI = (("94", "48"), ("95", "48"), ("910", "36"))  # GB/s per link by the start of `gcn`, without `gfx`
+# GB/s of a link of NVLink by the least compute capability (`sm`) of the GPU.
+_NVLINK = ((100, "40.1"), (90, "20.6"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))
+_XGMI = (("94", "48"), ("95", "48"), ("910", "36"))  # GB/s per link by the first digits of the architecture `gcn`
 _OLDEST_XGMI = "24"
 _NVSWITCH = "0x068000"  # PCI class
 _CPU_LINKS = {"GenuineIntel": "10", "AuthenticAMD": "16"}  # GB/s between CPUs, by vendor
@@ -30,7 +31,10 @@ _FABRIC = "network switch"
 
 @dataclass(slots=True)
 class _System:
-    """The GPUs and links of one node, whose vertices have names that begin with `prefix`."""
+    """Collects the GPUs and links of one node from a topology file.
+
+    The names of the node's vertices begin with `prefix`.
+    """
 
     network: NetworkBuilder
     prefix: str
@@ -38,7 +42,7 @@ class _System:
     vertices: list[str] = field(default_factory=list)
 
     def add_tree(self, parent: str, element: Element) -> None:
-        """Add the GPUs, NICs and PCI switches below `element` to the vertex `parent`."""
+        """Add the GPUs, NICs and PCI switches in the XML `element` as vertices joined to the vertex `parent`."""
         for child in element:
             if child.tag == "pci":
                 self._add_pci(parent, child)
@@ -48,6 +52,7 @@ class _System:
                 self._add_net(parent, child)
 
     def _add_pci(self, parent: str, pci: Element) -> None:
+        """Add a PCI device, a GPU or a switch, as a vertex joined to `parent`, with the devices below it."""
         bus = pci.get("busid", "")
         gpu = pci.find("gpu")
         if gpu is not None:
@@ -58,6 +63,7 @@ class _System:
         self.add_tree(vertex, pci)
 
     def _add_net(self, parent: str, net: Element) -> None:
+        """Add a port of a NIC as a vertex joined to `parent` and to the switch of the network."""
         vertex = f"{self.prefix}NIC {net.get('name') or net.get('dev')}"
         rate = Fraction(net.get("speed") or "0") * 125_000  # Mbit/s
         if rate and vertex not in self.vertices:
@@ -66,7 +72,7 @@ class _System:
             self.network.connect(vertex, _FABRIC, rate)
 
     def add_gpu_links(self) -> None:
-        """Add the links of NVLink and xGMI, which both ends list."""
+        """Add the links of NVLink and xGMI to other GPUs, which both ends list, and to the node's NVSwitch."""
         names = {bus.lower(): f"{self.prefix}GPU {bus}" for _, bus, _ in self.gpus}
         for _, bus, gpu in self.gpus:
             for link in gpu:
@@ -110,7 +116,7 @@ def read_nccl_topology(text: str, name: str, nodes: int = 1) -> Network:
 
 
 def _parse(text: str, name: str) -> Element:
-    """Return the root of an XML document without entities of its own."""
+    """Return the root element of an XML document; raise NetworkError if it is no topology file or declares entities."""
     parser = XMLParser()  # noqa: S314 - entities, with which a small file could grow, are refused below
     if "<!ENTITY" in text or "<!DOCTYPE" in text:
         raise NetworkError(f"{name}: has a document type; topology files of NCCL have none, remove it")
@@ -125,7 +131,7 @@ def _parse(text: str, name: str) -> Element:
 
 
 def _read_pci_speed(pci: Element) -> Fraction:
-    """Return the bandwidth of the link above a PCI device, in bytes/s."""
+    """Return the bandwidth of the link above a PCI device in bytes/s, from its attributes for speed and width."""
     words = pci.get("link_speed", "").split()
     transfers = words[0].removesuffix(".0") if words else ""
     width = int(pci.get("link_width") or 0)
@@ -135,13 +141,13 @@ def _read_pci_speed(pci: Element) -> Fraction:
 
 
 def _read_cpu_link(cpu: Element) -> Fraction:
-    """Return the bandwidth between this CPU and another one, in bytes/s."""
+    """Return the bandwidth between this CPU and another one in bytes/s, by the CPU's architecture or vendor."""
     rate = _CPU_LINKS_BY_ARCH.get(cpu.get("arch", "")) or _CPU_LINKS.get(cpu.get("vendor", ""), "6")
     return Fraction(rate) * int(GB)
 
 
 def _read_gpu_link(gpu: Element, link: Element) -> Fraction:
-    """Return the bandwidth of a GPU's links to one target, in bytes/s and one direction."""
+    """Return the bandwidth of a GPU's links to the target of `link`, in bytes/s and one direction."""
     if link.tag == "xgmi":
         generation = gpu.get("gcn", "").removeprefix("gfx")
         rate = next((rate for start, rate in _XGMI if generation.startswith(start)), _OLDEST_XGMI)

@@ -1,7 +1,7 @@
 """A network of ranks and switches, with directed links of rational bandwidths.
 
-Vertices are integers: vertex r below `ranks` is rank r, and the other vertices are switches and NICs, which forward
-data, but neither copy nor reduce it. Bandwidths are exact fractions in bytes per second.
+Vertices are integers: the first `ranks` vertices are the ranks, and the other vertices are switches and NICs, which
+forward data, but neither copy nor reduce it. Bandwidths are exact fractions in bytes per second.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Network:
         return replace(self, links={(dest, source): rate for (source, dest), rate in self.links.items()})
 
     def count_capacities(self) -> tuple[Fraction, dict[tuple[int, int], int]]:
-        """Return the largest unit (bytes/s) of which all bandwidths are multiples, and the links in this unit."""
+        """Return the largest bandwidth (bytes/s) of which all are multiples, and each link's bandwidth in this unit."""
         denominator = lcm(*(rate.denominator for rate in self.links.values()))
         scaled = {link: int(rate * denominator) for link, rate in self.links.items()}
         unit = gcd(*scaled.values())
@@ -59,12 +59,15 @@ class Network:
         return not any(balance.values())
 
     def balance(self) -> Network:
-        """Return the network with each link as slow as the link in the opposite direction, without one-way links."""
+        """Return the network with each link as slow as the link in the opposite direction.
+
+        One-way links are left out.
+        """
         both = {(a, b): min(rate, self.links[b, a]) for (a, b), rate in self.links.items() if (b, a) in self.links}
         return replace(self, links=both)
 
     def measure_outgoing(self, inside: Collection[int]) -> Fraction:
-        """Return the bandwidth of all links from the vertices `inside` to other vertices."""
+        """Return the bandwidth, in bytes/s, of all links from the vertices `inside` to other vertices."""
         leaving = (rate for (source, dest), rate in self.links.items() if source in inside and dest not in inside)
         return sum(leaving, Fraction(0))
 
@@ -80,7 +83,10 @@ class NetworkBuilder:
     nodes: list[tuple[str, list[str]]] = field(default_factory=list)
 
     def add_link(self, source: str, dest: str, rate: Fraction) -> None:
-        """Add a link of `rate` bytes/s in one direction; the rates of parallel links are added up."""
+        """Add a link of `rate` bytes/s from vertex `source` to vertex `dest`.
+
+        The rates of parallel links are added up.
+        """
         if rate <= 0 or source == dest:
             raise NetworkError(
                 f"{self.name}: the link from {source} to {dest} has {float(rate):g} bytes/s; a link joins two vertices "
@@ -89,12 +95,12 @@ class NetworkBuilder:
         self.rates[source, dest] = self.rates.get((source, dest), Fraction(0)) + rate
 
     def connect(self, one: str, other: str, rate: Fraction) -> None:
-        """Add a link of `rate` bytes/s in each direction."""
+        """Add links of `rate` bytes/s in both directions between the vertices `one` and `other`."""
         self.add_link(one, other, rate)
         self.add_link(other, one, rate)
 
     def build(self) -> Network:
-        """Return the network; vertices that only links name are switches."""
+        """Return the network; vertices that are no ranks but named by links are switches."""
         names = dict.fromkeys([*self.ranks, *self.switches, *(end for link in self.rates for end in link)])
         number = {name: vertex for vertex, name in enumerate(names)}
         links = {(number[source], number[dest]): rate for (source, dest), rate in self.rates.items()}

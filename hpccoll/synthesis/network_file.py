@@ -31,7 +31,7 @@ VertexName = Annotated[str, Meta(pattern=r"\S")]
 
 
 class _LinkDescription(Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from", "dest": "to"}):
-    """A link between two vertices in each direction, or from one vertex to another."""
+    """A link in a network file: between two vertices in both directions, or from one vertex to another."""
 
     GBps: Annotated[float, Meta(gt=1e-15, le=1e15)]
     between: tuple[VertexName, VertexName] | None = None
@@ -40,14 +40,14 @@ class _LinkDescription(Struct, frozen=True, forbid_unknown_fields=True, rename={
 
 
 class _NodeDescription(Struct, frozen=True, forbid_unknown_fields=True):
-    """The name of a node and its vertices."""
+    """A node in a network file: its name and its vertices."""
 
     name: VertexName
     vertices: tuple[VertexName, ...]
 
 
 class _NetworkDescription(Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of a network file."""
+    """The contents of a network file."""
 
     name: VertexName
     ranks: tuple[VertexName, ...]

@@ -7,8 +7,8 @@ reduce_scatter is an all_gather on the reversed network. In a broadcast, only th
 tightest cut as well (Edmonds 1973); a reduce is its reverse.
 
 The search guesses the ratio of one cut. A source vertex supplies every rank with that rate; if each rank can receive
-the supplies of all ranks at once (a maximum flow), no cut is tighter. Otherwise a minimum cut is tighter, and its ratio
-is the next guess (Dinkelbach's method). All numbers are integers or fractions.
+the supplies of all ranks at once (a maximum flow), no cut is tighter. If some rank cannot, a minimum cut is tighter,
+and its ratio is the next guess (Dinkelbach's method). All numbers are integers or fractions.
 
 All_reduce: no formula is known. `compute_optimum` returns the largest of these lower bounds:
 
@@ -36,7 +36,10 @@ RULED = (Operation.ALL_GATHER, *REVERSED, Operation.BROADCAST, Operation.ALL_RED
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The vertices `inside` a cut, of which `sources` have data, and the bandwidth of the links that leave the cut."""
+    """A division of a network's vertices: those `inside`, of which `sources` have data, and the rest.
+
+    `bytes_per_s` is the bandwidth of the links that lead from inside to the rest.
+    """
 
     inside: frozenset[int]
     sources: int
@@ -44,13 +47,13 @@ class Cut:
 
     @property
     def seconds_per_byte(self) -> Fraction:
-        """The time in which the links carry one byte of each source."""
+        """The seconds in which the links that leave the cut carry one byte of each source."""
         return self.sources / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """A lower bound of an operation's time per byte of the message, and the links that cause it, in words.
+    """A lower bound of the time of a collective per byte of its message, and in words, the links that cause it.
 
     `is_reached` states whether a plan is known to reach the bound for long messages.
     """
@@ -61,20 +64,23 @@ class Optimum:
     is_reached: bool
 
     def compute_seconds(self, nbytes: int) -> float:
-        """Return the bound for a message of `nbytes` (nccl-tests' S)."""
+        """Return the lower bound in seconds for a message of `nbytes` bytes (S of nccl-tests)."""
         return float(self.seconds_per_byte * nbytes)
 
     def describe_share(self, seconds: float, nbytes: int) -> str:
-        """Return in words how near an operation on `nbytes` that takes `seconds` comes to the bound, and its cause."""
+        """Return as text how close to the bound an operation comes that takes `seconds`, and the bound's cause.
+
+        `nbytes` is the message size in bytes.
+        """
         share = f"{100 * self.compute_seconds(nbytes) / seconds:.3g} %"
         kind = "optimum" if self.is_reached else "largest known bound"
         return f"{share} of the {kind} of this network, set by {self.binding}"
 
 
 def compute_optimum(network: Network, operation: Operation, root: int = 0) -> Optimum:
-    """Return the optimum of `operation` on a network of at least two ranks, and the links that cause it.
+    """Return the least time of `operation` on a network of at least two ranks, and the links that cause it.
 
-    Cost: some maximum flows per rank; 64 ranks take a tenth of a second.
+    Cost: some maximum flows per rank; 64 ranks take a tenth of a second. `root` is the root of a broadcast or reduce.
 
     Raises:
         NetworkError: the network does not connect its ranks, or `operation` has no known optimum.
@@ -95,9 +101,10 @@ def compute_optimum(network: Network, operation: Operation, root: int = 0) -> Op
 
 
 def find_tightest_cut(network: Network, sources: Collection[int]) -> Cut:
-    """Return the cut of the largest ratio of `sources` inside to the bandwidth leaving, with a rank outside.
+    """Return the cut with the most sources inside per bandwidth of the links that leave it.
 
-    Raises NetworkError if a rank receives data of no source.
+    At least one rank is outside. `sources` are the ranks that have data. Raises NetworkError if a rank receives data of
+    no source.
     """
     every = range(len(network.vertices))
     unit, capacities = network.count_capacities()
@@ -121,7 +128,10 @@ def find_tightest_cut(network: Network, sources: Collection[int]) -> Cut:
 
 
 def _measure_cut(network: Network, inside: frozenset[int], sources: Collection[int]) -> Cut:
-    """Return the cut with the vertices `inside`; raise NetworkError if no link leaves them."""
+    """Return the cut with the vertices `inside`, of which some are `sources`, and its bandwidth.
+
+    Raises NetworkError if no link leaves the vertices.
+    """
     bandwidth = network.measure_outgoing(inside)
     if not bandwidth:
         outside = set(range(network.ranks)) - inside
@@ -130,7 +140,7 @@ def _measure_cut(network: Network, inside: frozenset[int], sources: Collection[i
 
 
 def _bound_all_reduce(network: Network) -> Optimum:
-    """Return the largest of the known lower bounds of an all_reduce."""
+    """Return the largest of the known lower bounds of an all_reduce on the network."""
     bounds = []
     for graph, is_reversed in ((network, False), (network.reverse(), True)):
         cut = find_tightest_cut(graph, [0])
@@ -139,13 +149,13 @@ def _bound_all_reduce(network: Network) -> Optimum:
             total = sum((graph.measure_outgoing(part) for part in parts), Fraction(0))
             direction = "down" if is_reversed else "up"
             bounds.append((2 * (len(parts) - 1) / total, f"the {direction}links of all {name} together"))
-    # Of equal bounds, name an uplink, as operators do.
+    # Of equal bounds, the one of an uplink is named, because operators know uplinks.
     seconds, binding = max(bounds, key=lambda bound: (bound[0], " uplink" in bound[1]))
     return Optimum(Operation.ALL_REDUCE, seconds, binding, is_reached=False)
 
 
 def _list_partitions(network: Network) -> list[tuple[str, list[frozenset[int]]]]:
-    """Return the divisions of the ranks into parts for which an all_reduce is bounded."""
+    """Return the divisions of the ranks into parts (single ranks, and nodes) that bound the time of an all_reduce."""
     nodes = [inside for _, inside in network.nodes]
     ranks = [frozenset([rank]) for rank in range(network.ranks)]
     return [(f"{network.ranks} ranks", ranks)] + ([(f"{len(nodes)} nodes", nodes)] if len(nodes) > 1 else [])
@@ -169,7 +179,7 @@ def describe_cut(network: Network, inside: frozenset[int], *, is_reversed: bool 
 
 
 def _name_ranks(network: Network, ranks: set[int]) -> str:
-    """Return the nodes that consist of `ranks`, or the ranks if they make up no nodes."""
+    """Return the names of the nodes that together have exactly these ranks, else the ranks, as text."""
     parts = [(name, {vertex for vertex in inside if vertex < network.ranks}) for name, inside in network.nodes]
     whole = [(name, part) for name, part in parts if part <= ranks]
     names = [name for name, _ in whole]

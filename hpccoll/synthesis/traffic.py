@@ -11,7 +11,7 @@ from hpccoll.synthesis.network import Network, NetworkError
 def find_busiest_link(
     network: Network, messages: Mapping[tuple[int, int], Fraction]
 ) -> tuple[Fraction, tuple[int, int]]:
-    """Return the seconds in which the busiest link carries its messages, and this link (source, destination vertex).
+    """Return the seconds that the busiest link needs for its messages, and this link (source, destination vertex).
 
     Of the paths on which no other rank forwards a message, it takes the one with the fewest links; of several such
     paths, the one whose slowest link is the fastest. Latencies and the order of the messages do not count, so a
@@ -42,7 +42,7 @@ def find_busiest_link(
 
 
 def _find_paths(network: Network, source: int) -> dict[int, int]:
-    """Return the vertex before each vertex on the path from the rank `source`."""
+    """Return, for each vertex that the rank `source` reaches, the vertex before it on its path."""
     leaving: dict[int, list[tuple[int, Fraction]]] = {}
     for (start, end), rate in network.links.items():
         leaving.setdefault(start, []).append((end, rate))

@@ -18,7 +18,10 @@ from hpccoll.synthesis.network import NetworkError
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """`units` equal trees from `root`: `links` in the order in which they were added, so parents come first."""
+    """A tree of `units` multiplicity from the rank `root`: its links, parents first.
+
+    The multiplicity is the number of equal trees for which this one stands.
+    """
 
     root: int
     units: int
@@ -26,7 +29,7 @@ class Tree:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks of the tree, the nearest to the root first."""
+        """The ranks of the tree, in the order in which links reach them: the root first."""
         return (self.root, *(child for _, child in self.links))
 
     def compute_depths(self) -> dict[int, int]:
@@ -40,7 +43,8 @@ class Tree:
 def pack_trees(capacities: Mapping[Arc, int], ranks: int, supplies: Mapping[int, int]) -> list[Tree]:
     """Return trees that span all ranks: `supplies[root]` of them from each root, counted with their multiplicities.
 
-    Cost: one maximum flow per link of a tree, and some for links that no tree may take.
+    `capacities` has the number of trees that each link can carry. Cost: one maximum flow per link of a tree, and some
+    for links that no tree may take.
 
     Raises:
         NetworkError: the capacities do not allow so many trees.
@@ -64,10 +68,15 @@ def pack_trees(capacities: Mapping[Arc, int], ranks: int, supplies: Mapping[int,
 def _choose_link(
     tree: Tree, left: Mapping[Arc, int], ranks: int, others: list[Tree], refused: set[Arc]
 ) -> tuple[Arc, int]:
-    """Return a link that extends `tree`, nearest to its root, and the number of units that the tree may take of it.
+    """Return a link that extends `tree`, nearest to its root, and for how many of its units it may be used.
 
-    `refused` has the links that the tree may not take, to which this function adds; they stay refused while the tree
-    grows.
+    Args:
+        tree: the tree to extend.
+        left: the capacity of each link that no tree uses yet.
+        ranks: the number of ranks.
+        others: the other unfinished trees.
+        refused: the links that the tree may not take, to which this function adds; they stay refused while the tree
+            grows.
     """
     members = set(tree.members)
     neighbours: dict[int, list[int]] = {}
@@ -88,9 +97,9 @@ def _choose_link(
 
 
 def _find_spare(link: Arc, left: Mapping[Arc, int], ranks: int, others: list[Tree]) -> tuple[int, frozenset[int]]:
-    """Return how many units of a link the unfinished trees `others` can spare, and the ranks behind the tightest cut.
+    """Return how many units of `link` the unfinished trees `others` can spare, and the ranks behind the tightest cut.
 
-    The cut separates the ranks that the link leads to from its source.
+    The cut separates the ranks that the link leads to from its source. `left` has the unused capacity of each link.
     """
     source, dest = link
     needed = sum(tree.units for tree in others)

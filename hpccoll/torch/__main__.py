@@ -24,7 +24,7 @@ USAGE = "mpirun -n RANKS python -m hpccoll.torch [--timeout SECONDS] [-m] SCRIPT
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the arguments of the command line; `words` are the script or module and its arguments."""
+    """Return the parsed sys.argv: `timeout` in seconds, `is_module`, and `words`, the program and its arguments."""
     parser = argparse.ArgumentParser(
         usage=USAGE, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -41,7 +41,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def connect_ranks(timeout: timedelta) -> None:
-    """Set the variables of torchrun when all ranks have called this; end this process if they cannot be set."""
+    """Initialize MPI, and set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun does. Collective.
+
+    If not all ranks call it within `timeout`, or MPI cannot start, the process or the job ends with an error message.
+    """
     try:
         set_variables_by_mpi(os.environ, timeout)
     except HpccollError as error:
@@ -56,7 +59,7 @@ def connect_ranks(timeout: timedelta) -> None:
 
 
 def main() -> None:
-    """Run the script or module that the command line names."""
+    """Connect the ranks, then run the script or module that sys.argv names as `__main__`."""
     arguments = parse_arguments()
     connect_ranks(timedelta(seconds=arguments.timeout))
     sys.argv = words = arguments.words

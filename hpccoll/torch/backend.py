@@ -22,7 +22,13 @@ from hpccoll.torch.work import advance_operations
 
 
 def make_options(given: Any, timeout: timedelta, ranks: Sequence[int], name: str) -> Any:
-    """Return torch's options of a backend; `given` are the user's `pg_options`, or None.
+    """Return torch's options (`Backend.Options`) for the backend of a group.
+
+    Args:
+        given: the user's `pg_options`, which are changed and returned; None makes new options.
+        timeout: the time allowed for an operation.
+        ranks: the global ranks of the group.
+        name: torch's name of the group.
 
     Raises:
         UsageError: `given` are no options of a backend.
@@ -38,10 +44,10 @@ def make_options(given: Any, timeout: timedelta, ranks: Sequence[int], name: str
 
 
 class HpccollBackend(Shrinkable, GroupOperations, Backend):
-    """A backend over a communicator; see `_refuse_other_features` for what torch may ask of a backend and not get.
+    """A backend of torch.distributed over a communicator of hpccoll, for torch from 2.14 on.
 
     Args:
-        comm: has the group's ranks.
+        comm: a communicator of the group's ranks.
         options: torch's options of a backend, with the timeout, the name and the global ranks of the group.
         store: torch's key-value store of the group.
     """
@@ -53,7 +59,7 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
         self._monitored_barrier = MonitoredBarrier(store, comm.rank, comm.size, advance_operations)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name of the backend."""
+        """Return the name of the backend, "hpccoll"."""
         return "hpccoll"
 
     @property
@@ -62,7 +68,7 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
         return self._options
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time allowed for an operation."""
+        """Set the time that an operation may take unless its call states another."""
         self.timeout = self._options._timeout = timeout  # noqa: SLF001 - torch has no public name
 
     @property
@@ -72,6 +78,11 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
 
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> HpccollBackend:
         """Return the backend of a new group of some ranks of this group; collective over `ranks`.
+
+        Args:
+            store: torch's key-value store of the new group.
+            ranks: ranks of this group.
+            options: torch's options of the new backend, with its name and timeout.
 
         Raises:
             UsageError: this rank is not in `ranks`; torch 2.15 would crash if this returned None.
@@ -87,7 +98,10 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
         return HpccollBackend(comm, own, store)
 
     def _make_shrunk(self, comm: Communicator, left: Sequence[int], options: Any) -> HpccollBackend:
-        """Return a backend over `comm`."""
+        """Return a backend over `comm`, whose ranks are the ranks `left` of this group; local.
+
+        `options` are torch's options of the new backend, or None.
+        """
         members = [self._options.global_ranks_in_group[rank] for rank in left]
         own = make_options(options, self.timeout, members, self._options.group_name)
         made = HpccollBackend(comm, own, self._store)
@@ -95,23 +109,29 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
         return made
 
     def perform_nocolor_split(self, device: Any) -> None:
-        """Do nothing: a split needs no call on ranks that are not in the new group."""
+        """Do nothing: splitting a group needs no call on ranks that are not in the new group."""
 
     def eager_connect_single_device(self, device: Any) -> None:
-        """Do nothing: the communicator is connected already."""
+        """Do nothing: the ranks are connected when the backend is made."""
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
-        """Block until all ranks have called this; raise DistBackendError that names missing ranks after a timeout."""
+        """Block until all ranks have called `monitored_barrier`; raise DistBackendError after a timeout. Collective.
+
+        The error names the first missing rank, or all missing ranks with `wait_all_ranks`. `opts` are torch's options.
+        """
         timeout = opts.timeout if opts.timeout >= timedelta(0) else self.timeout  # negative: not given
         self._monitored_barrier.run(timeout, names_all=wait_all_ranks)
 
     def get_error(self) -> Any:
-        """Return that no error is known: errors are raised where an operation is waited for."""
+        """Return torch's code for "no error", because errors are raised where an operation is waited for."""
         return ErrorType.SUCCESS
 
 
 def _refuse_other_features(features: Sequence[str]) -> None:
-    """Answer False where torch asks for a feature; torch 2.15 recurses without end if a backend gives no answer."""
+    """Define the properties `features` of `HpccollBackend`, such as `supports_coalescing`, as False.
+
+    Without a definition, torch 2.15 recurses without end when it reads one. Features that the backend has are kept.
+    """
     for name in features:
         if name not in vars(HpccollBackend) and name not in vars(Shrinkable):
             setattr(HpccollBackend, name, property(lambda _: False))

@@ -23,13 +23,16 @@ USES: Final = 3  # a bucket moves at this use; torch replaces its first buckets 
 
 
 class BucketMemory:
-    """Counts the uses of buckets, and moves a bucket to other memory at its third use."""
+    """Counts the all-reduces of each gradient bucket of DDP; moves a bucket to memory that ranks share at the third."""
 
     def __init__(self) -> None:
         self._uses: dict[int, int] = {}  # by the id of the storage's Python object, which lives as long as the storage
 
     def note(self, x: Any) -> None:
-        """Count an all-reduce of a bucket of at least `LEAST_BYTES`; move the bucket's memory at the third one."""
+        """Count an all-reduce of the bucket `x`, a tensor; move its memory at the third one. Smaller ones are ignored.
+
+        Smaller are those of less than LEAST_BYTES.
+        """
         if x.nbytes < LEAST_BYTES or not x.is_cpu:
             return
         storage = x.untyped_storage()
@@ -43,7 +46,7 @@ class BucketMemory:
 
 
 def move(storage: Any) -> None:
-    """Copy the values of a storage to memory that other ranks of the node can map, and let the storage use this memory.
+    """Replace the memory of a torch storage by memory that other ranks of the node can map, with the same values.
 
     The storage stays as it is if there is no such memory, or if torch cannot replace the memory of a storage. A moved
     storage cannot be resized any more.
@@ -56,10 +59,10 @@ def move(storage: Any) -> None:
 
 
 def is_called_by_backward() -> bool:
-    """Whether torch's backward pass called the function that calls this one, without another Python function between.
+    """Whether torch's backward pass (in C++) called the caller of this function directly, as for a DDP bucket.
 
-    The function that `show_operations` puts around operations does not count. No frame is kept: a frame in a variable
-    of its own function would keep all tensors of the call alive.
+    The wrapper that `show_operations` puts around operations may be between them. No frame is kept in a variable,
+    because it would keep all tensors of the call alive.
     """
     caller = sys._getframe(1).f_back  # noqa: SLF001 - documented, and faster than the module inspect
     if caller is not None and caller.f_code.co_qualname == WRAPPER:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-# By operation: torch's class of options, and the arguments that may stand in place of options, in their order.
+# For each operation: torch's class of options, and the arguments, in order, that users may pass in place of options.
 FORMS: Final[Mapping[str, tuple[Any, Sequence[str]]]] = {
     "allreduce": (dist.AllreduceOptions, ("op", "timeout")),
     "allreduce_coalesced": (dist.AllreduceCoalescedOptions, ("op", "timeout")),
@@ -25,13 +25,15 @@ FIELDS: Final = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 
 
 def make_options(operation: str, given: Any, more: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Return torch's options of an operation.
+    """Return torch's options, such as `AllreduceOptions`, for a call of a process group's method.
+
+    Users may pass the fields of the options, such as `op` and `timeout`, in place of the options.
 
     Args:
-        operation: the name of the process group's method.
-        given: the argument in the place of the options: options, the first short argument, or None.
-        more: the short arguments that follow it.
-        named: short arguments by name.
+        operation: the name of the method, such as `allreduce`.
+        given: the argument in the place of the options: options, the first field, or None.
+        more: the fields that follow it, by position.
+        named: fields by name.
 
     Raises:
         TypeError: there are too many arguments, or an argument has an unknown name.
@@ -52,12 +54,15 @@ def make_options(operation: str, given: Any, more: Sequence[Any], named: Mapping
 
 
 def list_tensors(x: Any) -> Any:
-    """Return a list of tensors for a tensor or a list of tensors."""
+    """Return a tensor as a list of one tensor, and a list of tensors unchanged."""
     return [x] if isinstance(x, torch.Tensor) else x
 
 
 def nest_lists(outputs: Any, inputs: Any) -> tuple[Any, Any]:
-    """Return lists for the forms in which one side is a tensor and the other side a list of one tensor per rank."""
+    """Return the outputs and inputs of a gather or scatter in torch's long form, a list per device of this process.
+
+    In the short form, one of the two is a tensor, and the other is a list of one tensor per rank, or None.
+    """
     if isinstance(inputs, torch.Tensor):
         return ([outputs] if outputs else []), [inputs]
     if isinstance(outputs, torch.Tensor):

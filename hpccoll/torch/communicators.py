@@ -46,7 +46,7 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
     if is_enabled() and find_dead(own_world):
         return _open_after_death(own_world, ranks, name)
     # Torch's name contains a counter, which differs if an earlier group was made on some of the ranks only.
-    tag = _meet(own_world, ranks, timeout, zlib.crc32(name.encode()) % MOST_TAGS)
+    tag = _wait_for_ranks(own_world, ranks, timeout, zlib.crc32(name.encode()) % MOST_TAGS)
     group = own_world.group.Incl(ranks)
     comm = own_world.Create_group(group, tag=tag)
     group.Free()
@@ -74,11 +74,11 @@ def _open_after_death(own_world: MPI.Intracomm, ranks: Sequence[int], name: str)
 
 
 def close_communicator(comm: Communicator, *, usable: bool) -> None:
-    """Free a communicator if all its ranks call this with `usable=True`, and operations in flight end; collective.
+    """Close a communicator if all its ranks call this function with `usable=True`; collective.
 
-    Otherwise the communicator stays open until the process ends; this call returns after 10 seconds at the latest. A
-    program that destroys its groups on some ranks only, or after a timeout on some ranks, therefore ends. After the
-    death of a rank, this call waits for no other rank.
+    Otherwise the communicator stays open until the process ends, and the function returns after CLOSE_LIMIT_S seconds
+    at the latest. A program that destroys its groups on some ranks only, or after a timeout on some ranks, therefore
+    ends. After the death of a rank, the function waits for no other rank.
     """
     if comm.lost_ranks:
         comm.discard()
@@ -98,26 +98,28 @@ def close_communicator(comm: Communicator, *, usable: bool) -> None:
 
 @cache
 def list_kept() -> list[object]:
-    """Return the objects that live until the process ends, because MPI may still use their memory."""
+    """Return the list of objects that live until the process ends, such as tensors that MPI may still write to."""
     return []
 
 
 def meet_all_ranks(timeout: timedelta) -> MPI.Intracomm:
-    """Return the communicator of `duplicate_world` when all ranks of the MPI job have called this; collective.
+    """Wait until all ranks of the MPI job have called this function; return `duplicate_world(...)`. Collective.
 
     Raises:
-        DistBackendError: a rank has not called this in time.
+        DistBackendError: a rank has not called the function within `timeout`.
     """
     own_world = duplicate_world(timeout)
-    _meet(own_world, range(own_world.size), timeout)
+    _wait_for_ranks(own_world, range(own_world.size), timeout)
     return own_world
 
 
-def _meet(own_world: MPI.Intracomm, ranks: Sequence[int], timeout: timedelta, number: int = 0) -> int:
-    """Return the `number` of the first of some ranks when all of them have called this.
+def _wait_for_ranks(own_world: MPI.Intracomm, ranks: Sequence[int], timeout: timedelta, number: int = 0) -> int:
+    """Wait until all of `ranks` have called this function, and return the `number` that the first of them passed.
+
+    Collective over `ranks`, which are ranks of `own_world`.
 
     Raises:
-        DistBackendError: a rank has not called this in time.
+        DistBackendError: a rank has not called the function within `timeout`.
     """
     progress = get_progress()
     progress.limit_waits(timeout.total_seconds())
@@ -133,14 +135,16 @@ def _meet(own_world: MPI.Intracomm, ranks: Sequence[int], timeout: timedelta, nu
 
 
 def duplicate_world(timeout: timedelta, caller: str = INIT) -> MPI.Intracomm:
-    """Return this process's duplicate of MPI.COMM_WORLD for messages of this package; the first call is collective.
+    """Return a duplicate of MPI.COMM_WORLD for messages of hpccoll.torch, the same at each call.
+
+    The first call is collective over all ranks of the MPI job.
 
     Args:
-        timeout: the time that the other ranks may take to arrive.
-        caller: a key of `REMEDIES`, for the error message.
+        timeout: the time that the other ranks may take to call it.
+        caller: the function that the user has called, a key of `REMEDIES`, for the error message.
 
     Raises:
-        DistBackendError: a rank has not called this in time. The next call continues to wait for the same duplicate.
+        DistBackendError: a rank has not called it in time. The next call continues to wait for the same duplicate.
     """
     own_world, request = _begin_duplicate()
     progress = get_progress()
@@ -159,5 +163,5 @@ def duplicate_world(timeout: timedelta, caller: str = INIT) -> MPI.Intracomm:
 
 @cache
 def _begin_duplicate() -> tuple[MPI.Intracomm, MPI.Request]:
-    """Begin to duplicate MPI.COMM_WORLD; return the communicator and the request that completes with it."""
+    """Start to duplicate MPI.COMM_WORLD; return the duplicate, and the request that is complete when it can be used."""
     return job.get_world().Idup()

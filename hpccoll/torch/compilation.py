@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def exempt_from_compilation(cls: type[T]) -> type[T]:
-    """Mark the methods of a class, so that torch.compile neither compiles them nor what they call; return the class.
+    """Mark the methods of a class, so that torch.compile compiles neither them nor what they call; return the class.
 
     A compiled function may call a collective from C++, such as DDP does at the second step; torch.compile would then
     trace the collective, and fail at objects that it does not know. The mark has no cost in a call.
@@ -21,7 +21,7 @@ def exempt_from_compilation(cls: type[T]) -> type[T]:
 
 
 def exempt_functions(functions: Iterable[Any]) -> None:
-    """Mark functions written in Python, so that torch.compile neither compiles them nor what they call."""
+    """Mark Python functions, so that torch.compile compiles neither them nor the functions that they call."""
     frames = import_module("torch._C._dynamo.eval_frame")  # torch.compiler.disable would load torch._dynamo
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)  # noqa: SLF001
     for function in functions:

@@ -43,7 +43,7 @@ def create_group(options: Any, backend_options: Any, timeout: timedelta) -> Any:
 def make_group(
     comm: Communicator, members: Sequence[int], name: str, timeout: timedelta, store: Any, backend_options: Any = None
 ) -> Any:
-    """Return a backend, or a process group if torch accepts no backends in Python, over a communicator.
+    """Return a backend over a communicator, or a process group if torch accepts no backends written in Python. Local.
 
     Args:
         comm: a communicator of the group's ranks, made with `mixed_forms=True`.
@@ -72,7 +72,7 @@ def takes_python_backends() -> bool:
     """Whether this torch lets Python derive from its class of backends; torch up to 2.13 does not."""
 
     class Probe(Backend):
-        """A backend without operations."""
+        """A backend without operations, to try whether torch can construct it."""
 
     try:
         Probe(0, 1)
@@ -82,7 +82,10 @@ def takes_python_backends() -> bool:
 
 
 def _find_members(options: Any) -> list[int]:
-    """Return the ranks of MPI.COMM_WORLD that the new group has; the first group has all ranks of the MPI job."""
+    """Return the ranks in MPI.COMM_WORLD of a new group's members; `options` are torch's description of the group.
+
+    Raises UsageError if torch's number of ranks, or this process's rank, is not that of the MPI job.
+    """
     world = job.get_world()
     world_ranks = _list_world_ranks(world.size)
     members = [world_ranks[rank] for rank in options.global_ranks_in_group] or world_ranks

@@ -1,8 +1,8 @@
 """Shows the operations of a process group in Python to torch's dispatch modes, such as `CommDebugMode`.
 
-Dispatch modes observe the operators `torch.ops.c10d`. Torch up to 2.13 calls a process group in Python without these
-operators. While a mode is active, each operation is therefore also called on a group of torch's own class, which enters
-the operator and whose backend does not communicate.
+Dispatch modes observe the operators `torch.ops.c10d`. Torch up to 2.13 calls a process group that is written in Python
+without these operators. While a mode is active, each operation is therefore also called on a group of torch's own
+class, which calls the operator and whose backend does not communicate.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ OPERATIONS: Final = (
 
 
 def show_operations(names: Sequence[str] = OPERATIONS) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that lets dispatch modes see some operations of a class of process groups."""
+    """Return a class decorator that lets torch's dispatch modes see the operations `names` of a process group class."""
 
     def decorate(cls: type[T]) -> type[T]:
-        """Replace the operations of a class by methods that dispatch modes see; return the class."""
+        """Replace the operations of `cls`, a process group class, by methods that dispatch modes see; return `cls`."""
         for name in names:
             if hasattr(dist.ProcessGroup, name):  # some versions of torch have fewer names
                 setattr(cls, name, _make_visible(name, getattr(cls, name)))
@@ -40,11 +40,11 @@ def show_operations(names: Sequence[str] = OPERATIONS) -> Callable[[type[T]], ty
 
 
 def _make_visible(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that enters the operator of an operation if a dispatch mode is active, and calls `method`."""
+    """Return a method that calls `method`, the operation `name` of a process group, and shows it to dispatch modes."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **named: Any) -> Any:
-        """Call the method; first pass the call to torch's dispatch modes, if some are active."""
+        """Show the call to torch's dispatch modes, if some are active, then call the method."""
         if not (named or _len_torch_dispatch_stack()):
             return method(self, *args)  # torch names only the options of a barrier; passing no names is faster
         if not _len_torch_dispatch_stack():
@@ -57,7 +57,10 @@ def _make_visible(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _enter_operator(group: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Call an operation on a group that does not communicate, with new tensors of the same shapes and dtypes."""
+    """Let dispatch modes see the operation `name`, by calling it on a group of torch that does not communicate.
+
+    `args` and `named` are the arguments of the call on `group`, whose tensors are replaced by new ones.
+    """
     with _disable_current_modes():
         silent = dist.ProcessGroup(group.rank(), group.size())
         backend = FakeProcessGroup._create_internal(group.rank(), group.size())  # noqa: SLF001 - as torch's own tests

@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol
 from hpccoll.runtime import job
 from hpccoll.runtime.backoff import Backoff
 
-# Pauses between two polls. Messages across nodes take longer, so they are polled less often: every poll takes time from
-# the thread that computes.
+# The pauses between two polls, in seconds.
+# Messages across nodes take longer and are polled less often, because a poll delays the thread that computes.
 PAUSE_S: Final = 1e-4
 PAUSE_ACROSS_NODES_S: Final = 1e-3
 MOST_DROPPED: Final = 256  # dropped handles that are kept, because C++ code may still wait for them
@@ -30,24 +30,27 @@ MOST_RESULTS: Final = 8  # the latest dropped handles, which also keep their ten
 
 
 class FutureOperation(Protocol):
-    """An operation with a future; `comm` is its communicator."""
+    """The handle of an operation of torch.distributed that may have a future."""
 
-    comm: Any
-    is_message: bool
-    has_future: bool
+    comm: Any  # the communicator
+    is_message: bool  # whether it is a send or receive
+    has_future: bool  # whether `get_future` was called
 
     def complete_future(self) -> bool:
-        """Advance without blocking; return whether the future is complete.
+        """Advance the operation without blocking, and complete its future if it is done or has exceeded its timeout.
 
-        Completes the future if the operation is done or has exceeded its timeout.
+        Returns whether the future is complete.
         """
 
     def is_completed(self) -> bool:
-        """Advance without blocking; return whether the operation is complete or has failed."""
+        """Advance the operation without blocking; return whether it is complete or has failed."""
 
 
 class FutureCompleter:
-    """Completes futures in a thread; `pending` has the operations with incomplete futures, in order of their start."""
+    """Completes the futures of operations in a thread, because code of torch in C++ waits for them without calling MPI.
+
+    The attribute `pending` has the operations with incomplete futures, in the order of their start.
+    """
 
     def __init__(self) -> None:
         self.pending: list[FutureOperation] = []
@@ -56,14 +59,14 @@ class FutureCompleter:
         self._thread: threading.Thread | None = None
 
     def can_take_over(self) -> bool:
-        """Whether this object's thread can complete an operation of the calling thread.
+        """Whether this object's thread can complete an operation that the calling thread has started.
 
         False if MPI allows calls by one thread only, and in a continuation, which runs in this object's thread.
         """
         return threading.current_thread() is not self._thread and is_thread_safe()
 
     def add(self, operation: FutureOperation) -> None:
-        """Complete the future of an operation as soon as possible."""
+        """Let the thread complete the future of an operation as soon as the operation is done; start the thread."""
         with self._changed:
             if operation not in self.pending:  # C++ code may ask for the future of a dropped handle
                 self.pending.append(operation)
@@ -73,10 +76,10 @@ class FutureCompleter:
             self._changed.notify()
 
     def keep(self, work: Any) -> None:
-        """Keep the handle of an operation that nobody has waited for, and let the operation complete.
+        """Keep `work`, the handle of an operation that nobody has waited for, and let the thread complete it.
 
-        Called by a finalizer. The oldest handles are freed when there are too many. DistributedDataParallel asks for
-        the tensors of its latest handle, so only the latest handles keep tensors alive.
+        The finalizer of the handle calls it. Up to MOST_DROPPED handles are kept. DistributedDataParallel asks for
+        the tensors of its latest handle, so only the MOST_RESULTS latest handles keep tensors alive.
         """
         self._dropped.append(work)
         if len(self._dropped) > MOST_RESULTS:
@@ -85,19 +88,19 @@ class FutureCompleter:
             self.add(work)
 
     def wait_for_dropped(self, comm: Any) -> None:
-        """Block until the operations of a communicator whose handles were dropped are complete.
+        """Block until those operations of the communicator `comm` are complete whose handles nobody has kept.
 
-        An asynchronous barrier calls this while its own wait is recorded.
+        An asynchronous barrier calls it, and records the wait as its own.
         """
         for work in list(self._dropped):
             if work.comm is comm and not work.is_completed():
                 work.wait_unrecorded()
 
     def wait_for_collectives(self, comm: Any) -> None:
-        """Block until the futures of all collectives of a communicator are complete and their continuations have run.
+        """Block until the futures of all collectives of `comm` are complete and their continuations have run.
 
-        Returns immediately in a continuation, because collectives that a continuation starts come before those of the
-        threads that wait here.
+        Returns immediately in a continuation (a callback of a future), because the collectives that it starts come
+        before those of the threads that wait here.
         """
         if not self.pending or threading.current_thread() is self._thread:
             return
@@ -111,12 +114,12 @@ class FutureCompleter:
                     backoff.pause()
 
     def _blocks_next_collective(self, operation: FutureOperation, comm: Any) -> bool:
-        """Whether the next collective of a communicator must wait for the continuations of an operation."""
+        """Whether the next collective of the communicator `comm` must wait for the callbacks of `operation`."""
         is_collective = operation.comm is comm and not operation.is_message
         return is_collective and operation.has_future and operation in self.pending
 
     def _run(self) -> None:
-        """Complete futures, for as long as the process lives."""
+        """Complete futures until the process ends; this is the body of the thread."""
         while True:
             with self._changed:
                 while not self.pending:
@@ -127,7 +130,10 @@ class FutureCompleter:
                 self._changed.wait(pause_s)
 
     def _complete_pending(self) -> None:
-        """Complete the futures of finished operations; keep no reference to them, which would keep tensors alive."""
+        """Complete the futures of finished operations; those of one communicator's collectives in order.
+
+        No reference to finished operations is kept, because it would keep tensors alive.
+        """
         late: list[Any] = []  # communicators whose earlier collective is incomplete
         for operation in list(self.pending):
             if operation.comm in late and not operation.is_message:
@@ -139,13 +145,13 @@ class FutureCompleter:
 
 
 def get_pause_s(operations: Sequence[FutureOperation]) -> float:
-    """Return the pause between two polls of the operations: the longer one if all of them are across nodes."""
+    """Return the seconds between two polls of the operations: the longer pause if all of them are across nodes."""
     return PAUSE_ACROSS_NODES_S if all(each.comm.node_count > 1 for each in list(operations)) else PAUSE_S
 
 
 @cache
 def is_thread_safe() -> bool:
-    """Whether MPI allows calls by several threads."""
+    """Whether MPI allows calls by several threads at once (MPI_THREAD_MULTIPLE)."""
     module = job.load_mpi()
     return bool(module.Query_thread() >= module.THREAD_MULTIPLE)
 

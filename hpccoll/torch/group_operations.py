@@ -40,10 +40,12 @@ NEW_GROUP: Final = "make a new group by torch.distributed.new_group, or init_pro
 
 @exempt_from_compilation
 class GroupOperations:
-    """The operations of a group.
+    """The operations of a group of torch.distributed, over a communicator of hpccoll.
 
-    `comm` has the group's ranks, and `timeout` is the time allowed for an operation. `unusable` is the reason why the
-    group refuses operations; it is empty while the group accepts them.
+    The methods take torch's arguments and return torch's handle of an operation, a `TorchWork`. `opts` are torch's
+    options of the operation, such as `AllreduceOptions`; `more` and `named` are fields of the options, which users may
+    pass in their place. `comm` has the group's ranks, and `timeout` is the time allowed for an operation. `unusable` is
+    the reason why the group refuses operations; it is empty while the group accepts them.
     """
 
     comm: Communicator
@@ -52,7 +54,7 @@ class GroupOperations:
     _sequence = 0  # the number of collectives so far
 
     def broadcast(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
-        """Copy the root's tensors into the tensors of all ranks."""
+        """Copy the root's `tensors` into those of all ranks; collective. `opts`: BroadcastOptions or their fields."""
         if type(opts) is not dist.BroadcastOptions:
             tensors, opts = list_tensors(tensors), make_options("broadcast", opts, more, named)
         copies = CopiesBack()
@@ -63,7 +65,7 @@ class GroupOperations:
         return self._start("broadcast", starts, tensors, copies, opts)
 
     def allreduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
-        """Reduce tensors in place on all ranks."""
+        """Reduce `tensors` in place on all ranks; collective. `opts` are AllreduceOptions or their fields."""
         if type(opts) is not dist.AllreduceOptions:
             tensors, opts = list_tensors(tensors), make_options("allreduce", opts, more, named)
         if tensors[0].is_sparse:
@@ -76,7 +78,10 @@ class GroupOperations:
         return self._start("all_reduce", [partial(self.comm.all_reduce, x, op) for x in flat], tensors, copies, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
-        """Reduce several tensors in place on all ranks; a tensor that is listed twice is reduced once."""
+        """Reduce `tensors` in place on all ranks, each once even if it is listed twice; collective.
+
+        `opts` are AllreduceCoalescedOptions or their fields.
+        """
         if type(opts) is not dist.AllreduceCoalescedOptions:
             tensors, opts = list_tensors(tensors), make_options("allreduce_coalesced", opts, more, named)
         copies, op = CopiesBack(), parse_reduction(opts.reduceOp)
@@ -84,7 +89,10 @@ class GroupOperations:
         return self._start("all_reduce", [partial(self.comm.all_reduce, x, op) for x in flat], tensors, copies, opts)
 
     def _reduce_sparse(self, tensors: Tensors, opts: Any) -> TorchWork:
-        """Add sparse tensors of all ranks; this blocks, because the ranks exchange their numbers of values first."""
+        """Replace each sparse tensor by its sum over all ranks; collective. `opts` are AllreduceOptions.
+
+        The call blocks, because the ranks exchange their numbers of values first.
+        """
         if parse_reduction(opts.reduceOp) != "sum":
             raise ReductionError("all_reduce of sparse tensors only adds; pass ReduceOp.SUM, or x.to_dense()")
         with get_lock():
@@ -93,7 +101,7 @@ class GroupOperations:
         return self._start("all_reduce", [], tensors, CopiesBack(), opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
-        """Reduce tensors in place at the root; other ranks' tensors keep their values."""
+        """Reduce `tensors` in place at the root, and leave those of other ranks; collective. `opts`: ReduceOptions."""
         if type(opts) is not dist.ReduceOptions:
             tensors, opts = list_tensors(tensors), make_options("reduce", opts, more, named)
         copies, root, op = CopiesBack(), opts.rootRank, parse_reduction(opts.reduceOp)
@@ -102,19 +110,22 @@ class GroupOperations:
         return self._start("reduce", starts, tensors, copies, opts)
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> TorchWork:
-        """Gather the tensors of all ranks in one tensor: (n * rows, ...) or (n, rows, ...)."""
+        """Gather `tensor` of all n ranks in `output`, of shape (n * rows, ...) or (n, rows, ...); collective."""
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Call `all_gather_single` for several pairs of tensors."""
+        """Run `all_gather_single` for each pair of `outputs` and `inputs`, as one operation; collective."""
         copies, starts = CopiesBack(), []
         for output, tensor in zip(outputs, inputs, strict=True):
             x, out = copies.prepare_input(tensor, as_bytes=True), copies.prepare_output(output, as_bytes=True)
-            starts.append(self._bind_all_gather(_separate(x, out, self.comm.rank), out))
+            starts.append(self._bind_all_gather(_copy_if_overlapping(x, out, self.comm.rank), out))
         return self._start("all_gather_into_tensor", starts, outputs, copies, opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Gather the tensors of all ranks in a list of n tensors, which may differ in size."""
+        """Gather the tensor `inputs[0]` of all n ranks in the list `outputs[0]` of n tensors on every rank; collective.
+
+        The tensors may differ in size. More than one tensor and list may be passed.
+        """
         outputs, inputs = nest_lists(outputs, inputs)
         copies, starts = CopiesBack(), []
         for listed, tensor in zip(outputs, inputs, strict=True):
@@ -127,35 +138,41 @@ class GroupOperations:
                 )
             counts = None if len(set(sizes)) == 1 else sizes
             at = self.comm.rank if counts is None else None
-            starts.append(self._bind_all_gather(_separate(x, out, at), out, counts))
+            starts.append(self._bind_all_gather(_copy_if_overlapping(x, out, at), out, counts))
         result = outputs[0] if len(outputs) == 1 else outputs
         return self._start("all_gather", starts, result, copies, opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Gather several tensors; `outputs[r][i]` gets tensor i of rank r."""
+        """Gather the tensors `inputs` of all ranks; `outputs[r][i]` gets tensor i of rank r. Collective."""
         return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
 
     def _bind_all_gather(self, x: Any, out: Any, counts: list[int] | None = None) -> Start:
-        """Return a function that starts an all-gather; `counts` are the ranks' numbers of elements, if they differ."""
+        """Return a function that starts an all-gather of `x` into `out`.
+
+        `counts` are the numbers of elements of all ranks; None if they are equal.
+        """
         return partial(self.comm.all_gather, x, counts=counts, out=out)
 
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> TorchWork:
-        """Reduce a tensor of n blocks and give block r to rank r."""
+        """Reduce `tensor`, which has n blocks of rows, and store block r in the `output` of rank r; collective."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Call `reduce_scatter_single` for several pairs of tensors."""
+        """Run `reduce_scatter_single` for each pair of `outputs` and `inputs`, as one operation; collective."""
         opts = opts or dist.ReduceScatterOptions()
         copies, starts, op = CopiesBack(), [], parse_reduction(opts.reduceOp)
         for output, tensor in zip(outputs, inputs, strict=True):
             x, out = copies.prepare_input(tensor), copies.prepare_output(output)
-            starts.append(self._bind_reduce_scatter(_separate(x, out, self.comm.rank), out, op))
+            starts.append(self._bind_reduce_scatter(_copy_if_overlapping(x, out, self.comm.rank), out, op))
         return self._start("reduce_scatter_tensor", starts, outputs, copies, opts)
 
     def reduce_scatter(
         self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *more: Any, **named: Any
     ) -> TorchWork:
-        """Reduce a list of n tensors, which may differ in size, and give tensor r to rank r."""
+        """Reduce the list `inputs[0]` of n tensors, and store tensor r in `outputs[0]` of rank r; collective.
+
+        The tensors of the list may differ in size. `opts` are ReduceScatterOptions or their fields.
+        """
         if type(opts) is not dist.ReduceScatterOptions:
             outputs, inputs = nest_lists(outputs, inputs)
             opts = make_options("reduce_scatter", opts, more, named)
@@ -165,42 +182,54 @@ class GroupOperations:
             sizes = [count_elements(each) for each in listed]
             counts = None if len(set(sizes)) == 1 else sizes
             at = self.comm.rank if counts is None else None
-            starts.append(self._bind_reduce_scatter(_separate(x, out, at), out, op, counts))
+            starts.append(self._bind_reduce_scatter(_copy_if_overlapping(x, out, at), out, op, counts))
         return self._start("reduce_scatter", starts, outputs, copies, opts)
 
     def _bind_reduce_scatter(self, x: Any, out: Any, op: Any, counts: list[int] | None = None) -> Start:
-        """Return the start of a reduce-scatter; `counts` are the blocks' numbers of elements, if they differ."""
+        """Return a function that starts a reduce-scatter of `x` into `out` by the reduction `op`.
+
+        `counts` are the numbers of elements of all blocks; None if they are equal.
+        """
         return partial(self.comm.reduce_scatter, flatten(x), op, counts=counts, out=flatten(out))
 
     def all_to_all_single(
         self, output: Any, tensor: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> TorchWork:
-        """Send blocks of the first dim of a tensor to the ranks; blocks are equal where no sizes are given."""
+        """Send one block of rows of `tensor` to each rank, and receive one from each rank in `output`; collective.
+
+        `input_sizes` and `output_sizes` are the rows of the blocks sent and received; empty for equal blocks.
+        """
         copies, n = CopiesBack(), self.comm.size
         x, out = copies.prepare_input(tensor, as_bytes=True), copies.prepare_output(output, as_bytes=True)
-        x = _separate(x, out, -1)
+        x = _copy_if_overlapping(x, out, -1)
         sent, received = None, None
         if input_sizes or output_sizes:
-            sent = _scale(input_sizes, tensor, x, n, "input_split_sizes")
-            received = _scale(output_sizes, output, out, n, "output_split_sizes")
+            sent = _count_block_elements(input_sizes, tensor, x, n, "input_split_sizes")
+            received = _count_block_elements(output_sizes, output, out, n, "output_split_sizes")
         return self._start("all_to_all_single", [self._bind_exchange(x, out, sent, received)], [output], copies, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Send tensor r of a list to rank r, and receive tensor r of another list from rank r."""
+        """Send `inputs[r]` to each rank r, and receive `outputs[r]` from it; collective."""
         copies = CopiesBack()
         x, out = copies.join_inputs(inputs), copies.join_outputs(outputs)
         sent, received = [count_elements(each) for each in inputs], [count_elements(each) for each in outputs]
-        start = self._bind_exchange(_separate(x, out, -1), out, sent, received)
+        start = self._bind_exchange(_copy_if_overlapping(x, out, -1), out, sent, received)
         return self._start("all_to_all", [start], outputs, copies, opts)
 
     def _bind_exchange(self, x: Any, out: Any, sent: list[int] | None, received: list[int] | None) -> Start:
-        """Return a function that starts an all-to-all; if `sent` and `received` are None, all blocks have one size."""
+        """Return a function that starts an all-to-all of `x` into `out`.
+
+        `sent` and `received` are the elements of the blocks for, and from, each rank; None if all are equal.
+        """
         return partial(self.comm.all_to_all, flatten(x), counts=sent, out_counts=received, out=flatten(out))
 
     def gather(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None, *more: Any, **named: Any
     ) -> TorchWork:
-        """Gather the tensors of all ranks in a list at the root."""
+        """Gather the tensor `inputs[0]` of all ranks in the list `outputs[0]` at the root; collective.
+
+        `outputs` is empty on other ranks. `opts` are GatherOptions or their fields.
+        """
         if type(opts) is not dist.GatherOptions:
             outputs, inputs = nest_lists(outputs, inputs)
             opts = make_options("gather", opts, more, named)
@@ -222,13 +251,16 @@ class GroupOperations:
             return self._start("gather", starts, _flatten(outputs), copies, opts, is_message=True)
         out = copies.join_outputs(outputs[0]) if rank == root else None
         if out is not None:
-            x = _separate(x, out, root)
+            x = _copy_if_overlapping(x, out, root)
         return self._start("gather", [partial(self.comm.gather, x, root, out=out)], _flatten(outputs), copies, opts)
 
     def scatter(
         self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None, *more: Any, **named: Any
     ) -> TorchWork:
-        """Send tensor r of the root's list to rank r."""
+        """Send tensor r of the root's list `inputs[0]` to `outputs[0]` of each rank r; collective.
+
+        `inputs` is empty on other ranks. `opts` are ScatterOptions or their fields.
+        """
         if type(opts) is not dist.ScatterOptions:
             outputs, inputs = nest_lists(outputs, inputs)
             opts = make_options("scatter", opts, more, named)
@@ -239,15 +271,15 @@ class GroupOperations:
             if rank == root:
                 blocks = [flatten(copies.prepare_input(each, as_bytes=True)) for each in inputs[0]]
                 self._require_blocks("scatter", blocks, out)
-                others = [(at, _separate(block, out, -1)) for at, block in enumerate(blocks) if at != rank]
+                others = [(at, _copy_if_overlapping(block, out, -1)) for at, block in enumerate(blocks) if at != rank]
                 out.copy_(blocks[rank])
                 starts = [partial(self.comm.isend, as_array(block), at, LIST_TAG) for at, block in others]
             return self._start("scatter", starts, outputs, copies, opts, is_message=True)
-        x = _separate(copies.join_inputs(inputs[0]), out, root) if rank == root else None
+        x = _copy_if_overlapping(copies.join_inputs(inputs[0]), out, root) if rank == root else None
         return self._start("scatter", [partial(self.comm.scatter, x, root, out=out)], outputs, copies, opts)
 
     def _require_blocks(self, name: str, blocks: Tensors, own: Any) -> None:
-        """Raise BufferError unless a list has one tensor for each rank, each of the size of `own`."""
+        """Raise BufferError unless the list `blocks` has one tensor per rank, each with as many elements as `own`."""
         sizes = [each.numel() for each in blocks]
         if sizes != [own.numel()] * self.comm.size:
             raise BufferError(
@@ -256,13 +288,13 @@ class GroupOperations:
             )
 
     def barrier(self, opts: Any = None) -> TorchWork:
-        """Wait until every rank of the group has called `barrier`."""
+        """Wait until every rank of the group has called `barrier`; collective. `opts` are torch's BarrierOptions."""
         copies = CopiesBack()
         copies.steps = (partial(get_completer().wait_for_dropped, self.comm),)
         return self._start("barrier", [self.comm.barrier], [], copies, opts)
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> TorchWork:
-        """Send tensors to a rank of the group."""
+        """Start to send `tensors` to the rank `dst` of the group; `tag` is the number that the receiver passes, too."""
         _require_tag(tag)
         copies = CopiesBack()
         flat = [as_array(copies.prepare_input(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
@@ -270,7 +302,7 @@ class GroupOperations:
         return self._start("send", starts, tensors, copies, None, is_message=True)
 
     def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> TorchWork:
-        """Receive tensors from a rank of the group."""
+        """Start to receive `tensors`, sent with the number `tag`, from the rank `src` of the group (None: any rank)."""
         _require_tag(tag)
         copies = CopiesBack()
         flat = [as_array(copies.prepare_output(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
@@ -278,7 +310,7 @@ class GroupOperations:
         return self._start("recv", starts, tensors, copies, None, is_message=True)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
-        """Receive tensors from any rank of the group."""
+        """Start to receive `tensors`, sent with `tag`, from any rank; the handle's `source_rank` is the sender."""
         return self.recv(tensors, None, tag)
 
     def _start(
@@ -287,8 +319,8 @@ class GroupOperations:
         """Return the handle of an operation; run the operation at once unless it is asynchronous.
 
         Args:
-            starts: the parts of the operation, to be started in this order.
-            result: the tensors that the handle gives as its result.
+            starts: functions that start the parts of the operation `name`, called in this order.
+            result: the tensors that the handle gives as its result; `copies` brings results to the user's tensors.
             opts: torch's options; an operation without options is asynchronous.
             is_message: whether the parts are sends or receives, which are always asynchronous and start now.
 
@@ -322,7 +354,7 @@ class GroupOperations:
         return work
 
     def _set_sequence_number_for_group(self) -> None:
-        """Count operations from zero."""
+        """Reset the number of collective operations to zero, as torch asks of a new group."""
         self._sequence = 0
 
     def _get_sequence_number_for_group(self) -> int:
@@ -330,7 +362,7 @@ class GroupOperations:
         return self._sequence
 
     def shutdown(self) -> None:
-        """Free the communicator; collective. If the group is unusable on a rank, all ranks keep the communicator."""
+        """Destroy the group: close its communicator, or keep it if the group is unusable on some rank; collective."""
         if self.unusable != SHRUNK:
             with get_lock():
                 close_communicator(self.comm, usable=not self.unusable)
@@ -342,28 +374,36 @@ class GroupOperations:
 
 
 def _flatten(outputs: Sequence[Tensors]) -> Tensors:
-    """Return the tensors of the only inner list; an empty list on ranks that get no result."""
+    """Return the only inner list of `outputs`; an empty list if there is none, as on ranks without a result."""
     return outputs[0] if outputs else []
 
 
 def _require_tag(tag: int) -> None:
-    """Raise UsageError unless a message of the user may have this tag."""
+    """Raise UsageError unless `tag` is from 0 to LIST_TAG - 1, the tags of users' messages."""
     if not 0 <= tag < LIST_TAG:
         raise UsageError(f"tag {tag} is not between 0 and {LIST_TAG - 1}")
 
 
 def _is_long(x: Any) -> bool:
-    """Whether scatter and gather send tensors like `x` one by one."""
+    """Whether scatter and gather send tensors as long as `x` one by one, without joining them."""
     return bool(x.is_cpu and x.nbytes >= LONG_BYTES)
 
 
-def _separate(x: Any, out: Any, block: int | None) -> Any:
-    """Return `x`, or a copy of `x` if it overlaps `out` in another way than as its block number `block`."""
+def _copy_if_overlapping(x: Any, out: Any, block: int | None) -> Any:
+    """Return the input `x`, or a copy of it if it overlaps the output `out` in a way that `overlaps_wrongly` states."""
     return x.clone() if overlaps_wrongly(x, out, block) else x
 
 
-def _scale(sizes: Sequence[int], tensor: Any, flat: Any, n: int, name: str) -> list[int]:
-    """Return the sizes of blocks along the first dim as numbers of elements of a flat tensor."""
+def _count_block_elements(sizes: Sequence[int], tensor: Any, flat: Any, n: int, name: str) -> list[int]:
+    """Return the numbers of elements of `n` blocks of rows of a tensor; raise BufferError if the sizes do not fit.
+
+    Args:
+        sizes: the rows of each block; empty for equal blocks.
+        tensor: the user's tensor.
+        flat: the tensor that is communicated, which may consist of bytes.
+        n: the number of ranks.
+        name: the user's argument, for the error.
+    """
     rows = tensor.shape[0] if tensor.dim() else 1
     given = list(sizes) or [rows // n] * n
     if len(given) != n or sum(given) != rows:

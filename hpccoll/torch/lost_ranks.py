@@ -23,7 +23,7 @@ def find_lost_ranks(group: Any = None) -> list[int]:
 
 
 def find_communicator(group: Any) -> Communicator:
-    """Return the communicator of a group of the backend "hpccoll"; that of all ranks if `group` is None."""
+    """Return hpccoll's communicator of a process group of the backend "hpccoll"; of all ranks if `group` is None."""
     group = dist.group.WORLD if group is None else group
     backend = group if hasattr(group, "comm") else group._get_backend(group._device_types[0])  # noqa: SLF001 - as torch
     comm: Communicator = backend.comm

@@ -22,7 +22,7 @@ from hpccoll.torch.work import TorchWork
 @exempt_from_compilation
 @show_operations(("send", "recv", "recv_anysource"))
 class MessageGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """A process group of torch over one backend, which serves all devices of `devices`.
+    """A process group that passes sends and receives to a backend of hpccoll directly, and the rest to torch's code.
 
     Args:
         backend: the backend of the group.
@@ -41,24 +41,24 @@ class MessageGroup(dist.ProcessGroup):  # type: ignore[misc]
             self.bound_device_id = torch_group.bound_device_id
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name of the backend."""
+        """Return the name of the backend, "hpccoll"."""
         return self._backend.getBackendName()
 
     def send(self, tensors: Sequence[Any], dst: int, tag: int = 0) -> TorchWork:
-        """Send tensors to a rank of the group."""
+        """Start to send `tensors` to the rank `dst` of the group; `tag` is the number that the receiver passes, too."""
         return self._backend.send(tensors, dst, tag)
 
     def recv(self, tensors: Sequence[Any], src: int | None, tag: int = 0) -> TorchWork:
-        """Receive tensors from a rank of the group."""
+        """Start to receive `tensors`, sent with the number `tag`, from the rank `src` of the group (None: any rank)."""
         return self._backend.recv(tensors, src, tag)
 
     def recv_anysource(self, tensors: Sequence[Any], tag: int = 0) -> TorchWork:
-        """Receive tensors from any rank of the group."""
+        """Start to receive `tensors`, sent with `tag`, from any rank; the handle's `source_rank` is the sender."""
         return self._backend.recv(tensors, None, tag)
 
 
 def find_devices(name: str) -> list[Any]:
-    """Return the devices of the group that torch is making if it has one backend, called `name`; an empty list if not.
+    """Return the devices of the group that torch is making now, if `name` is its only backend; else an empty list.
 
     Torch tells a backend nothing about other backends of its group, so this reads the local variable `backend_config`
     of torch's `_new_process_group_helper` from the call stack.

@@ -22,12 +22,15 @@ _COMPLETE: Final = "complete"
 
 @dataclass(slots=True)
 class MonitoredBarrier:
-    """The monitored barriers of one group.
+    """Carries out torch's `monitored_barrier` of one group, whose error names the missing ranks.
 
-    Each rank sets a key of its own; rank 0 waits for all these keys and answers by a key that the other ranks wait for.
+    Each rank sets a key in torch's store; rank 0 waits for all these keys and answers by a key that the other ranks
+    wait for.
 
     Args:
         store: torch's key-value store of the group.
+        rank: this process's rank in the group.
+        size: the number of ranks of the group.
         advance: a function that advances the operations in flight of this process, called while a rank waits.
         calls: the number of barriers so far.
     """
@@ -39,7 +42,7 @@ class MonitoredBarrier:
     calls: int = 0
 
     def run(self, timeout: timedelta, *, names_all: bool) -> None:
-        """Block until every rank of the group has called this.
+        """Block until every rank of the group has called `run`; collective.
 
         Args:
             timeout: the time that the ranks may take.
@@ -74,11 +77,11 @@ class MonitoredBarrier:
             raise dist.DistBackendError(f"Rank {self.rank} {outcome}: {answer} within {timeout.total_seconds():g} s")
 
     def _key(self, rank: int) -> str:
-        """Return the key that a rank sets in this barrier."""
+        """Return the key of the store that `rank` sets in the current barrier."""
         return f"monitored_barrier/{self.calls}/{rank}"
 
     def _wait_for_keys(self, keys: list[str], timeout: timedelta) -> set[str]:
-        """Wait until the keys are set; return the keys that are still missing at the end of the time."""
+        """Wait until `keys` are set in the store, for up to `timeout`; return those that are still missing."""
         missing, clock = set(keys), RunningClock(time.monotonic())
         deadline = clock.read(time.monotonic()) + timeout.total_seconds()
         while missing:
@@ -90,7 +93,10 @@ class MonitoredBarrier:
         return missing
 
     def _forget(self) -> None:
-        """Delete the keys that no rank reads any more: other ranks' of this barrier, and rank 0's of the one before."""
+        """Delete the keys that no rank reads any more; on rank 0.
+
+        These are the keys of the other ranks in this barrier, and that of rank 0 in the barrier before.
+        """
         with suppress(RuntimeError):  # some stores keep their keys
             for rank in range(1, self.size):
                 self.store.delete_key(self._key(rank))

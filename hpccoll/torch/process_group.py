@@ -21,7 +21,10 @@ from hpccoll.torch.work import advance_operations
 @exempt_from_compilation
 @show_operations()
 class HpccollProcessGroup(Shrinkable, GroupOperations, dist.ProcessGroup):  # type: ignore[misc]
-    """A process group over a communicator. Torch asks for operations by old and by new names, so it has both."""
+    """A process group of torch.distributed over a communicator of hpccoll, for torch up to 2.13.
+
+    Torch calls operations by old and by new names, so the class has both.
+    """
 
     def __init__(self, comm: Communicator, timeout: timedelta, store: Any) -> None:
         dist.ProcessGroup.__init__(self, comm.rank, comm.size)
@@ -37,12 +40,12 @@ class HpccollProcessGroup(Shrinkable, GroupOperations, dist.ProcessGroup):  # ty
     alltoall_base = GroupOperations.all_to_all_single
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name of the backend."""
+        """Return the name of the backend, "hpccoll"."""
         return "hpccoll"
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices whose tensors this group communicates."""
+        """The types of devices whose tensors torch gives to this group: the CPU."""
         return [torch.device("cpu")]
 
     def _get_backend(self, device: Any) -> Any:  # noqa: ARG002 - torch passes it
@@ -55,7 +58,7 @@ class HpccollProcessGroup(Shrinkable, GroupOperations, dist.ProcessGroup):  # ty
         return self._name
 
     def _set_group_name(self, name: str) -> None:
-        """Take the group's name from torch."""
+        """Set the group's name; called by torch."""
         self._name = name
 
     getGroupName = lambda self: self._name  # noqa: E731, N815
@@ -67,11 +70,11 @@ class HpccollProcessGroup(Shrinkable, GroupOperations, dist.ProcessGroup):  # ty
         return self._description
 
     def _set_group_desc(self, description: str) -> None:
-        """Take the group's description from torch."""
+        """Set the group's description; called by torch."""
         self._description = description
 
     def get_group_store(self) -> Any:
-        """Return the store of torch.distributed that the group was made with."""
+        """Return torch's key-value store of the group."""
         return self._store
 
     def size(self) -> int:
@@ -83,18 +86,19 @@ class HpccollProcessGroup(Shrinkable, GroupOperations, dist.ProcessGroup):  # ty
         return self.comm.rank
 
     def _make_shrunk(self, comm: Communicator, left: Sequence[int], options: Any) -> HpccollProcessGroup:  # noqa: ARG002
-        """Return a process group over `comm`."""
+        """Return a process group over `comm`, whose ranks are the ranks `left` of this group; local."""
         made, ranks = HpccollProcessGroup(comm, self.timeout, self._store), dist.get_process_group_ranks(self)
         made.global_ranks = [ranks[rank] for rank in left]
         return made
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Block until all ranks have called this; raise DistBackendError that names missing ranks after a timeout.
+        """Block until all ranks have called `monitored_barrier`; raise DistBackendError after a timeout. Collective.
 
-        `torch.distributed.monitored_barrier` itself refuses this group, because it is not one of Gloo.
+        The error names the first missing rank, or all missing ranks with `wait_all_ranks`. None as `timeout` stands for
+        the group's. `torch.distributed.monitored_barrier` itself refuses this group, because it is not one of Gloo.
         """
         self._monitored_barrier.run(self.timeout if timeout is None else timeout, names_all=wait_all_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time allowed for an operation."""
+        """Set the time that an operation may take unless its call states another."""
         self.timeout = timeout

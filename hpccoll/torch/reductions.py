@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hpccoll.errors import ReductionError
 from hpccoll.runtime.arrays import Reduction
 
-# The keys are hashes: a `ReduceOp`, and a constant such as `dist.ReduceOp.SUM`, have the number of their kind as hash.
+# Keys are hashes, because the hash of a `ReduceOp` and of a constant such as `dist.ReduceOp.SUM` is its kind's number.
 _NAMES: Final = {
     hash(getattr(dist.ReduceOp, name)): own
     for name, own in {
@@ -20,7 +20,7 @@ _NAMES: Final = {
 
 
 def parse_reduction(given: Any) -> str | Reduction:
-    """Return hpccoll's name of a `torch.distributed.ReduceOp`, or a `Reduction` if the operation has a factor.
+    """Return hpccoll's name of a `torch.distributed.ReduceOp`, such as `sum`, or a `Reduction` for a PREMUL_SUM.
 
     Raises:
         ReductionError: torch has the reduction, but hpccoll does not.

@@ -28,7 +28,11 @@ def register() -> None:
 
 
 def _create_group(options: Any, backend_options: Any) -> Any:
-    """Return the process group (torch up to 2.13) or backend (torch from 2.14) of a new group; called by torch."""
+    """Initialize MPI and return torch's new group: a process group (torch up to 2.13) or a backend (from 2.14).
+
+    Torch calls it on the ranks of the group; collective over them. `options` are torch's description of the group, and
+    `backend_options` the user's `pg_options`, or None.
+    """
     from hpccoll.torch.mpi_start import initialize_mpi
 
     timeout = options.timeout

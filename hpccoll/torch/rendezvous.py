@@ -28,9 +28,10 @@ _ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
 
 
 def find_rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torch's variables RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as far as a launcher's tell them.
+    """Return values for RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from the variables that mpirun or srun set.
 
-    A variable that is set already is not in the result. The result is empty unless a launcher tells rank and size.
+    `environ` are the environment variables. One of torch's variables that is set already is not in the result. The
+    result is empty unless the launcher has set a rank and a number of ranks.
     """
     found = {}
     for name, launchers in _NAMES.items():
@@ -43,16 +44,21 @@ def find_rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def set_rank_variables() -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from the launcher's variables, unless RANK is set."""
+    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from the variables of mpirun or srun.
+
+    Does nothing if RANK or WORLD_SIZE is set.
+    """
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         os.environ.update(find_rank_variables(os.environ))
 
 
 def set_variables_by_mpi(environ: MutableMapping[str, str], timeout: timedelta) -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE to those of the MPI job, under any launcher; collective.
+    """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE in `environ` to those of the MPI job; collective.
+
+    The function initializes MPI, so it works under any launcher.
 
     Raises:
-        DistBackendError: a rank has not called this within `timeout`.
+        DistBackendError: a rank has not called the function within `timeout`.
         UnavailableError: mpi4py or the MPI library is not installed.
         LauncherError: the launcher belongs to another MPI library, or is torchrun.
     """
@@ -81,9 +87,9 @@ def extend_env_rendezvous() -> None:
 
     @wraps(original)
     def rendezvous(url: str, **options: Any) -> Any:
-        """Run torch's handler with MASTER_ADDR and MASTER_PORT set where they are missing; yield its results.
+        """Run torch's rendezvous handler; MASTER_ADDR and MASTER_PORT are set by MPI if missing. Yield its results.
 
-        They are unset again afterwards, because the next group of all ranks needs another free port.
+        The two variables are unset again afterwards, because the next group of all ranks needs another free port.
         """
         if _ADDRESS in os.environ and _PORT in os.environ:
             yield from original(url, **options)
@@ -107,7 +113,7 @@ def set_address_variables(timeout: timedelta) -> None:
     Without an MPI launcher, the process is a job of one rank, and RANK and WORLD_SIZE are set accordingly.
 
     Raises:
-        DistBackendError: a rank has not called this within `timeout`.
+        DistBackendError: a rank has not called the function within `timeout`.
         UnavailableError: mpi4py or the MPI library is not installed.
         LauncherError: the launcher belongs to another MPI library.
     """

@@ -20,7 +20,7 @@ CREATE: Final = "_create_shrunk_process_group"  # torch's function that makes a 
 
 
 class Shrinkable:
-    """A group that torch can shrink; a base class of the process group and of the backend."""
+    """A group that `torch.distributed.shrink_group` can shrink: base class of the process group and the backend."""
 
     comm: Communicator
     unusable: str
@@ -33,7 +33,7 @@ class Shrinkable:
         return True
 
     def shrink(self, ranks_to_exclude: Sequence[int], shrink_flags: int = 0, options: Any = None) -> Any:  # noqa: ARG002
-        """Return a group of the other ranks, in their order; collective over them.
+        """Return a group without some ranks, which may be dead, in the order of this group; collective over the others.
 
         After the death of a rank, the excluded ranks must be the dead ones. Operations in flight are not continued.
 
@@ -52,10 +52,16 @@ class Shrinkable:
 
     @abstractmethod
     def _make_shrunk(self, comm: Communicator, left: Sequence[int], options: Any) -> Any:
-        """Return a group over `comm`, whose ranks are the ranks `left` of this group."""
+        """Return a group over `comm`, whose ranks are the ranks `left` of this group; local.
+
+        `options` are torch's options of the new backend, or None.
+        """
 
     def _open_smaller(self, left: tuple[int, ...], excluded: Sequence[int]) -> Communicator:
-        """Return a communicator of the ranks `left`, collective over them."""
+        """Return a communicator of the ranks `left` of this group; collective over them.
+
+        `excluded` are the other ranks. After a death, UsageError is raised unless `excluded` are the dead ranks.
+        """
         if not self.comm.lost_ranks and self._smaller is None:
             try:
                 made = self.comm.new_group(left)
@@ -74,7 +80,7 @@ class Shrinkable:
         return self._smaller
 
     def _require_dead(self, excluded: Sequence[int]) -> None:
-        """Raise UsageError unless the excluded ranks are dead, because a shrink waits for all living ranks."""
+        """Raise UsageError unless the ranks `excluded` are dead, because shrinking waits for all living ranks."""
         end, alive = time.monotonic() + EXCLUSION_S, set(excluded)
         while alive and is_enabled() and time.monotonic() < end:
             alive = set(excluded) - set(find_dead(self.comm.mpi))
@@ -87,7 +93,10 @@ class Shrinkable:
 
 
 def _shrink(comm: Communicator, ranks: tuple[int, ...]) -> tuple[Communicator, tuple[int, ...]]:
-    """Shrink a communicator; return the new one, and those of the numbers `ranks` of its ranks that are left."""
+    """Shrink a communicator to its living ranks; return the new one and the living ranks. Collective over them.
+
+    `ranks` has a number for each rank of `comm`, such as its rank in another group; the result has those numbers.
+    """
     before = comm.mpi.Get_group()
     made = comm.shrink()
     after = made.mpi.Get_group()
@@ -111,7 +120,10 @@ def let_torch_shrink_process_groups() -> None:
 
     @wraps(create)
     def create_or_return(new_backend: Any, ranks: list[int], metadata: dict[str, Any], is_default: bool) -> Any:
-        """Return a shrunk process group of Python as it is, and a process group over any other shrunk backend."""
+        """Return a shrunk process group of hpccoll as it is, and torch's process group over any other shrunk backend.
+
+        The arguments are those of torch's function. The name and the global ranks are set as torch sets them.
+        """
         if not isinstance(new_backend, Shrinkable):
             return create(new_backend, ranks, metadata, is_default)
         group: Any = new_backend

@@ -10,7 +10,7 @@ from hpccoll.communicator import Communicator
 
 
 def add_sparse(comm: Communicator, tensor: Any) -> Any:
-    """Return the sum of a sparse COO tensor over all ranks, coalesced; collective, blocks.
+    """Return the sum of a sparse COO tensor over all ranks, coalesced, on every rank; blocks, collective.
 
     Every rank gathers the indices and values of all ranks, as Gloo does: 8 bytes per index and one value per entry.
     """

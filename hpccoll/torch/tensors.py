@@ -22,17 +22,17 @@ _ONLY_IN_TORCH = {torch.bfloat16}
 
 
 def is_sent_as_bytes(x: Any) -> bool:
-    """Whether hpccoll does not know the dtype of a tensor (float8, for example), and can only move its bytes."""
+    """Whether hpccoll has no such dtype (float8, for example), and can only move the bytes of the tensor `x`."""
     return x.dtype not in _DTYPES
 
 
 def count_elements(x: Any) -> int:
-    """Return the number of elements that hpccoll communicates for a tensor: bytes if it does not know the dtype."""
+    """Return the number of elements of a tensor, or its bytes if hpccoll has no such dtype and sends it as bytes."""
     return x.numel() if x.dtype in _DTYPES else x.nbytes  # type: ignore[no-any-return]
 
 
 def flatten(x: Any) -> Any:
-    """Return a contiguous tensor in one dimension; faster than `reshape`, which makes a new tensor."""
+    """Return a contiguous tensor in one dimension; a tensor of one dimension is returned itself, which saves time."""
     return x if x.dim() == 1 else x.reshape(-1)
 
 
@@ -45,17 +45,23 @@ def as_array(x: Any) -> Any:
 
 
 class CopiesBack:
-    """The copies that move results to the user's tensors when an operation is complete."""
+    """Makes contiguous tensors for an operation; its `steps` copy the results back to the user's tensors at the end."""
 
     steps: tuple[Callable[[], object], ...] = ()
 
     def prepare_input(self, x: Any, *, as_bytes: bool = False) -> Any:
-        """Return a contiguous tensor with the values of `x`; `as_bytes` allows it to be a tensor of bytes."""
+        """Return a contiguous tensor with the values of `x`.
+
+        With `as_bytes`, it is a tensor of bytes if hpccoll has no such dtype.
+        """
         plain = _as_plain(x).contiguous()
         return plain if not as_bytes or plain.dtype in _DTYPES else plain.reshape(-1).view(torch.uint8)
 
     def prepare_output(self, x: Any, *, as_bytes: bool = False) -> Any:
-        """Return `x`, or a contiguous copy of `x` that is copied back at the end."""
+        """Return `x`, or a contiguous copy of `x` that is copied back at the end.
+
+        With `as_bytes`, it is a tensor of bytes if hpccoll has no such dtype.
+        """
         plain = _as_plain(x)
         if not plain.is_contiguous() or (plain is not x and (x.is_conj() or x.is_neg())):
             plain = plain.contiguous()
@@ -63,9 +69,10 @@ class CopiesBack:
         return plain if not as_bytes or plain.dtype in _DTYPES else plain.reshape(-1).view(torch.uint8)
 
     def prepare_separately(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return the outputs for tensors, with each wrapper replaced by the tensors that it wraps.
+        """Return contiguous tensors in which an operation stores results for `tensors`.
 
-        Tensors that overlap earlier ones are copied, and copied back at the end.
+        A wrapper, such as torch's TwoTensor, is replaced by the tensors in it. Tensors that overlap earlier ones are
+        copied, and copied back at the end.
         """
         flat = []
         for each in list_plain(tensors):
@@ -75,7 +82,7 @@ class CopiesBack:
         return flat
 
     def _copy_overlapping(self, flat: list[Any]) -> None:
-        """Replace each tensor that overlaps an earlier one in place by a copy, which is copied back at the end."""
+        """Replace each tensor of `flat` that overlaps an earlier one by a copy, which is copied back at the end."""
         by_storage: dict[int, list[Any]] = {}
         for at, x in enumerate(flat):
             earlier = by_storage.setdefault(x.untyped_storage().data_ptr(), [])
@@ -105,7 +112,7 @@ class CopiesBack:
 
 
 def split_into(flat: Any, tensors: Sequence[Any]) -> None:
-    """Copy the blocks of a flat tensor into tensors, in order."""
+    """Copy consecutive blocks of the one-dimensional tensor `flat` into `tensors`, one after the other."""
     for block, each in zip(flat.split([each.numel() for each in tensors]), tensors, strict=True):
         each.detach().copy_(block.view(each.shape))
 
@@ -149,7 +156,7 @@ def overlaps_wrongly(x: Any, out: Any, block: int | None) -> bool:
 
 
 def list_plain(tensors: Sequence[Any]) -> Sequence[Any]:
-    """Return tensors with each wrapper, such as torch's TwoTensor, replaced by the tensors that it wraps."""
+    """Return `tensors` with each wrapper, such as torch's TwoTensor, replaced by the tensors in it."""
     for each in tensors:
         if type(each) not in PLAIN_TYPES:
             return [inner for given in tensors for inner in _list_wrapped(given)]
@@ -157,7 +164,10 @@ def list_plain(tensors: Sequence[Any]) -> Sequence[Any]:
 
 
 def _list_wrapped(x: Any) -> list[Any]:
-    """Return the tensors that a wrapper holds, or a list of `x`; waits for the result of a functional collective."""
+    """Return the tensors in a wrapper, such as torch's TwoTensor, or `[x]` for a plain tensor.
+
+    For the result of a functional collective, it waits until the collective is complete.
+    """
     if type(x) in PLAIN_TYPES:
         return [x]
     if isinstance(x, AsyncCollectiveTensor):
@@ -168,7 +178,7 @@ def _list_wrapped(x: Any) -> list[Any]:
 
 
 def _as_plain(x: Any) -> Any:
-    """Return a tensor without autograd, conjugation and negation.
+    """Return a plain tensor with the values of `x`, without autograd, lazy conjugation and lazy negation.
 
     Raises:
         BufferError: the tensor is sparse, or wraps several tensors.

@@ -38,7 +38,7 @@ BRIEF_S: Final = 0.002  # within a node, `get_future` waits for a collective thi
 class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has no public class
     """The handle of one operation of torch.distributed; it keeps the tensors of the operation alive."""
 
-    # Attributes of the class, because a blocking operation sets few of them, and would take time to set them all.
+    # These are attributes of the class, because a blocking operation sets few of them, and setting all takes time.
     is_message = was_interrupted = _done = False
     has_future = _is_future_complete = False
     _result: Any = ()
@@ -96,12 +96,12 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         *,
         is_message: bool,
     ) -> None:
-        """Start the operation.
+        """Start the operation without waiting for its end; an error is raised by `wait`, except wrong arguments.
 
         Args:
             name: the operation, for error messages.
             comm: the communicator of the group.
-            starts: the parts of the operation, to be started in this order.
+            starts: functions that start the parts of the operation, called in this order.
             result: the tensors of the operation, which `result` and the future return.
             finish: called once at the end, to move results to the user's tensors.
             timeout: the time that the start of a collective may take, and a wait if the user gives no time.
@@ -122,7 +122,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         self.is_kept_if_dropped = True
 
     def _begin_collective(self, comm: Communicator, starts: Sequence[Start], timeout: timedelta) -> None:
-        """Start the parts of a collective; raise WaitTimeoutError after `timeout`. The caller holds the lock."""
+        """Start the parts of a collective; raise WaitTimeoutError after `timeout`. The caller holds `get_lock()`."""
         progress = get_progress()
         progress.limit_waits(timeout.total_seconds())
         try:
@@ -139,7 +139,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return WaitTimeoutError(_explain_wait(comm, timeout))
 
     def wait(self, timeout: timedelta = NOT_GIVEN) -> bool:
-        """Block until the operation is complete.
+        """Block until the operation is complete; return True. `timeout` replaces the operation's own timeout.
 
         Raises:
             DistBackendError: the operation failed, or the time is up.
@@ -152,11 +152,14 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return True
 
     def wait_unrecorded(self) -> None:
-        """Block until the operation is complete, without recording this wait; the caller has recorded one."""
+        """Block until the operation is complete, without an entry in the flight recorder, which the caller has made."""
         self._poll(self._timeout, is_recorded=False)
 
     def _poll(self, timeout: timedelta, *, is_recorded: bool = True) -> None:
-        """Advance all operations of the process until this one is complete or the time is up."""
+        """Advance all operations of the process until this operation is done; raise DistBackendError after `timeout`.
+
+        `is_recorded` is whether the flight recorder states the wait.
+        """
         clock, backoff = RunningClock(time.monotonic()), get_progress().make_backoff()
         deadline = clock.read(time.monotonic()) + timeout.total_seconds()
         pending = self._works[0] if self._works else None
@@ -167,7 +170,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
                     self._raise_late(timeout, pending)
 
     def _raise_late(self, timeout: timedelta, pending: Work[Any] | None) -> NoReturn:
-        """Raise DistBackendError: `pending` was not complete when the time was up."""
+        """Raise DistBackendError, whose message names the ranks that `pending`, a part of the operation, waits for."""
         reason = _explain_wait(self.comm, timeout, pending)
         raise dist.DistBackendError(f"{_describe(self._name, self.comm)}: {reason}")
 
@@ -189,24 +192,21 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return True
 
     def _complete(self) -> None:
-        """Move the results to the user's tensors, mark the operation as done, and drop all that it needed."""
+        """Copy the results to the user's tensors and mark the operation as done."""
         for step in self._finish:
             step()
         self._finish, self._done = (), True
 
     def _fail(self, error: Exception) -> None:
-        """Mark the operation as failed: `wait` raises DistBackendError with `error` as its cause.
-
-        Drops everything that the operation needed.
-        """
+        """Mark the operation as failed: `wait` raises DistBackendError with `error` as its cause."""
         self._error, self._finish, self._works, self._done = error, (), (), True
 
     def is_completed(self) -> bool:
-        """Whether the operation is complete or has failed; also advances it."""
+        """Advance the operation without blocking; return whether it is complete or has failed."""
         return self._advance()
 
     def is_success(self) -> bool:
-        """Whether the operation is complete without an error."""
+        """Advance the operation without blocking; return whether it is complete without an error."""
         return self._advance() and self._error is None
 
     def exception(self) -> Exception | None:
@@ -214,11 +214,11 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return self._error
 
     def result(self) -> Any:
-        """Return the tensors of the operation."""
+        """Return the tensors of the operation, at once, whether or not it is complete."""
         return self._result
 
     def synchronize(self) -> None:
-        """Block until the operation is complete."""
+        """Block until the operation is complete, as `wait` does."""
         self.wait()
 
     def source_rank(self) -> int:
@@ -228,13 +228,13 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """Return a future of the operation's tensors.
+        """Return a torch future of the operation's tensors, which is completed in this call or by a thread.
 
-        If a collective is across nodes, or is not complete within `BRIEF_S` seconds, a thread completes the future
-        later. The future gets the error of a failed operation, also if the operation exceeds its timeout.
+        The call waits up to `BRIEF_S` seconds for a collective within one node. The future gets the error of a failed
+        operation, also if the operation exceeds its timeout.
         """
         if self._future is None:
-            # C++ code sees the exception of a continuation, but not that of `Future.set_exception`.
+            # C++ code sees the exception of a continuation, but not one that `Future.set_exception` has set.
             self._completion, self._recorded_wait = torch.futures.Future(), ExitStack()
             self._future = self._completion.then(self._get_outcome)
             began, completer, backoff = time.monotonic(), get_completer(), get_progress().make_backoff()
@@ -253,10 +253,9 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return self._future
 
     def complete_future(self) -> bool:
-        """Advance without blocking; return whether the future is complete.
+        """Advance the operation without blocking, and complete its future if it is done or has exceeded its timeout.
 
-        Completes the future if the operation is done or has exceeded its timeout. Without a future, returns whether the
-        operation is done.
+        Returns whether the future is complete or, without a future, whether the operation is done.
         """
         if not self.has_future:
             return self._advance()
@@ -271,11 +270,11 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return True
 
     def forget_result(self) -> None:
-        """Return no tensors from `result` and the future, so that they are freed when the operation is complete."""
+        """Drop the tensors that `result` and the future return, so that the end of the operation frees them."""
         self._result = []
 
     def _get_outcome(self, _: object) -> Any:
-        """Return the tensors of the operation; raise DistBackendError if it failed or timed out."""
+        """Return the tensors of the operation for its future; raise DistBackendError if it failed or timed out."""
         if not self._done:
             self._raise_late(self._timeout, self._works[0] if self._works else None)
         self.wait()
@@ -296,12 +295,15 @@ class InFlightWork(TorchWork):
 
 
 def _describe(name: str, comm: Communicator) -> str:
-    """Return the operation and this rank, for error messages."""
+    """Return the start of an error message: the operation `name` and this rank of `comm`."""
     return f"{name} on rank {comm.rank} of {comm.size}"
 
 
 def _explain_wait(comm: Communicator, timeout: timedelta, pending: Work[Any] | None = None) -> str:
-    """Return a message about a timeout, which begins as Gloo's message does and names the missing ranks."""
+    """Return the message of a timeout: it begins as Gloo's message does, and names the ranks that are waited for.
+
+    `pending` is the operation that waits; None stands for the latest blocking collective of `comm`.
+    """
     seconds = timeout.total_seconds()
     with get_lock():
         return f"Timed out waiting {1000 * seconds:.0f}ms (timeout: {seconds:g} s); {comm.explain_wait(pending)}"
@@ -309,11 +311,11 @@ def _explain_wait(comm: Communicator, timeout: timedelta, pending: Work[Any] | N
 
 @cache
 def get_lock() -> Any:
-    """Return the lock of this process that a thread must hold to call hpccoll."""
+    """Return the lock of this process that a thread must hold while it calls a method of a communicator."""
     return threading.RLock()
 
 
 def advance_operations() -> None:
-    """Advance the operations in flight of this process."""
+    """Advance all operations in flight of this process, once no other thread is inside a call of hpccoll."""
     with get_lock():
         get_progress().advance()

@@ -1,7 +1,8 @@
 """The account of a mesh: bytes sent, times and peak memory of its training steps, measured, simulated and estimated.
 
-Simulation and estimate use a machine model that is measured first. Its FLOP/s are those of a rank that trains the same
-model alone, while every other rank does the same. Its cost of messages comes from small and large all_reduces.
+Simulation and estimate use a machine model that is measured first. The machine model's FLOP/s are those of a rank that
+trains the same model alone, while every other rank does so too. The cost of messages in the machine model comes from
+small and large all_reduces.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LARGE = 2**20  # elements of a large all_reduce
 
 
 def measure_machine(comm: Communicator, options: TrainOptions) -> Machine:
-    """Return a model of the machine on which the ranks of `comm` run; collective.
+    """Return a machine model of the machine on which the ranks of `comm` run, measured by training; collective.
 
     The FLOP/s are the slowest rank's, in whole training steps on one rank, including the optimizer.
     """
@@ -64,7 +65,10 @@ def measure_machine(comm: Communicator, options: TrainOptions) -> Machine:
 
 
 def _time_all_reduce(comm: Communicator, elements: int) -> float:
-    """Return the median seconds of an all_reduce of float32 elements; each call counts with its slowest rank."""
+    """Return the median seconds of an all_reduce of `elements` float32 values; each call counts with its slowest rank.
+
+    Collective over `comm`.
+    """
     x, times = torch.ones(elements), []
     for _ in range(CALIBRATED_CALLS):
         comm.barrier()
@@ -82,7 +86,7 @@ def run_account(
     machine: Machine,
     on_step: Callable[[TrainStepRecord], None],
 ) -> TrainAccountRecord:
-    """Train on a mesh and return its account; collective. `label` is the strategy as the user named it."""
+    """Train on a mesh; return its bytes, times and memory as measured, simulated and estimated; collective."""
     even_setup, routing = make_training_setup(options, mesh), None
     trainer = Trainer(comm, mesh, options)
     steps = []
@@ -114,9 +118,10 @@ def run_account(
 
 
 def gather_routing(comm: Communicator, mesh: Mesh, routed: Sequence[Any]) -> ExpertRouting | None:
-    """Return the routing of a step, None without experts; collective.
+    """Return how many rows of tokens each rank sent to the experts of each rank in a step; None without experts.
 
-    `routed` has this rank's kept choices of each expert, shape (experts), for each forward pass of a mixture.
+    Collective. `routed` has this rank's kept choices of each expert, shape (experts), for each forward pass of a
+    mixture of experts.
     """
     if not routed:
         return None
@@ -130,14 +135,20 @@ def gather_routing(comm: Communicator, mesh: Mesh, routed: Sequence[Any]) -> Exp
 
 
 def _make_bytes_entry(quantity: str, measured: float, simulated: float, estimated: float, even: float) -> AccountEntry:
-    """Return the entry of a quantity, whose estimate is `even` if tokens choose experts evenly."""
+    """Return the account's entry of a quantity in bytes: measured, simulated, estimated.
+
+    `even` is the estimate for tokens that choose experts evenly.
+    """
     return AccountEntry(quantity, measured, simulated, estimated, None if even == estimated else even)
 
 
 def _list_bytes(
     step: TrainStepRecord, simulated: SimulatedStep, estimate: Estimate, even_estimate: Estimate
 ) -> list[AccountEntry]:
-    """Return an entry per collective with the bytes that a rank sends in a step: measured, simulated and estimated."""
+    """Return an entry per collective with the bytes that a rank sends in a step: measured, simulated and estimated.
+
+    `even_estimate` assumes that tokens choose experts evenly.
+    """
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for operations in (step.sent_bytes or {}).values():
         for collective, nbytes in operations.items():
@@ -153,7 +164,10 @@ def _list_bytes(
 def _list_times(
     steps: Sequence[TrainStepRecord], simulated: SimulatedStep, estimate: Estimate, setup: TrainingSetup
 ) -> list[AccountEntry]:
-    """Return entries for the time of a step and its communication shares, with waits as in `TrainStepRecord`."""
+    """Return entries for the time of a step and its shares of communication and idle time.
+
+    Waits count as communication.
+    """
     estimated = estimate.time
     total_s, idle_s = estimated.total_s, estimated.idle_s
     communication_s = sum(entry.seconds for entry in estimate.traffic) + idle_s

@@ -20,12 +20,12 @@ from hpccoll.records import AllocatedBytes
 
 
 def list_storages(tensors: Iterable[Any]) -> dict[int, int]:
-    """Return the number of bytes of each storage that the tensors use, by the address of the storage."""
+    """Return the size in bytes of each storage (memory) that torch tensors use, by the address of the storage."""
     return {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
 
 
 class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no types here
-    """A context manager that logs which storages its body allocates and frees."""
+    """A context manager that logs which storages (memory of torch tensors) its body allocates and frees."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no typ
         return results
 
     def _add_storage(self, tensor: Any, *, is_new: bool) -> None:
-        """Add the storage of a tensor unless it is empty or known."""
+        """Log the storage of a tensor unless it is empty or known; `is_new` states that an operation allocated it."""
         if not isinstance(tensor, Tensor):
             return
         storage = tensor.untyped_storage()
@@ -56,24 +56,24 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no typ
         weakref.finalize(storage, self._remove_storage, address, number, nbytes).atexit = False
 
     def _remove_storage(self, address: int, number: int, nbytes: int) -> None:
-        """Log that a storage was freed."""
+        """Log that the storage with this address and number was freed; -1 is the number of older storages."""
         self._numbers.pop(address, None)
         if number >= 0:
             self.events.append((number, -nbytes))
 
     def is_older(self, address: int) -> bool:
-        """Whether a living storage was allocated before the body of the context manager."""
+        """Whether the storage at `address` was allocated before the body of the context manager began."""
         return self._numbers.get(address, -1) < 0
 
     def compute_peak(self, left_out: Iterable[int] = ()) -> int:
-        """Return the peak of allocated bytes, without the living storages at the addresses `left_out`."""
+        """Return the largest sum of allocated bytes at any time, without the storages at the addresses `left_out`."""
         ignored = {self._numbers.get(address, -1) for address in left_out}
         changes = (nbytes for number, nbytes in self.events if number not in ignored)
         return max(itertools.accumulate(changes), default=0)
 
 
 def measure_allocated_bytes(log: AllocationLog, lasting: Mapping[str, Iterable[Any]]) -> AllocatedBytes:
-    """Return the bytes that a training step allocated; `log` has the allocations.
+    """Return the bytes that a training step allocated, by content.
 
     Buffers that the first step allocates count throughout, because later steps begin with them.
 

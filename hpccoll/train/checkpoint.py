@@ -39,7 +39,7 @@ _UNFINISHED = ".unfinished"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The contents of a checkpoint: all that a run needs to resume."""
+    """The contents of a checkpoint: the step, the number of samples, the options, and all tensors by name."""
 
     step: int  # number of steps done
     samples: int  # number of samples seen
@@ -48,7 +48,7 @@ class Checkpoint:
 
 
 class CheckpointFile(msgspec.Struct, frozen=True):
-    """Size and checksum of a file of a checkpoint."""
+    """The size and the checksum of one file of a checkpoint."""
 
     nbytes: int
     crc32: int
@@ -64,7 +64,7 @@ class CheckpointFile(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """The contents of `manifest.json`; the fields are those of `Checkpoint`, and `files` by name."""
+    """The contents of a checkpoint's `manifest.json`: the fields of `Checkpoint`, and size and checksum of files."""
 
     schema: str
     step: int
@@ -74,14 +74,15 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint is incomplete, changed or foreign; the message gives the reason."""
+    """Raised for a checkpoint that is incomplete, changed or not written by hpccoll; the message gives the reason."""
 
 
 class CheckpointDirectory:
-    """The directory of --checkpoint, which one job at a time uses; `close` releases it. Raises UsageError.
+    """The directory of the option --checkpoint, which one job at a time uses; `close` releases it.
 
     The constructor creates the directory, and waits for the end of another job that uses it, for up to `limit_s`
-    seconds: a job that is requeued may start before the processes of its lost node have ended.
+    seconds: a job that is requeued may start before the processes of its lost node have ended. The constructor raises
+    UsageError if the directory cannot be used.
     """
 
     def __init__(self, path: str | Path, limit_s: float = LOCK_LIMIT_S) -> None:
@@ -152,7 +153,7 @@ class CheckpointDirectory:
         return [path for _, path in sorted(named, reverse=True)]
 
     def _make_write_error(self, error: OSError) -> UsageError:
-        """Return the UsageError that reports a failed write."""
+        """Return (not raise) the UsageError that reports a failed write."""
         reason = error.strerror or str(error)
         return UsageError(f"--checkpoint {self.path}: cannot write there ({reason}); name a writable directory")
 
@@ -178,7 +179,7 @@ def _write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def _read_manifest(directory: Path) -> CheckpointManifest:
-    """Return the manifest of a checkpoint whose files have the right sizes and checksums.
+    """Return the manifest of the checkpoint in `directory`, whose files it has compared with their sizes and checksums.
 
     Raises:
         DamagedCheckpointError: the manifest or a file is missing, or does not have the recorded contents.
@@ -204,7 +205,10 @@ def _read_manifest(directory: Path) -> CheckpointManifest:
 
 
 def _read_tensors(directory: Path) -> dict[str, Any]:
-    """Return the tensors of a checkpoint by name; raise DamagedCheckpointError if torch cannot read them."""
+    """Return the tensors of the checkpoint in `directory` by name.
+
+    Raises DamagedCheckpointError if they are unreadable.
+    """
     import torch
     import torch.distributed.checkpoint as dcp
 
@@ -221,7 +225,7 @@ def _read_tensors(directory: Path) -> dict[str, Any]:
 
 
 def _get_reason(error: Any) -> str:
-    """Return the first line of the first exception that torch's CheckpointException has collected."""
+    """Return the first line of the first exception in torch's CheckpointException, as a reason for a message."""
     first = next(iter(error.failures.values()))[0]
     return str(first).partition("\n")[0]
 
@@ -236,7 +240,10 @@ def _sync_directory(path: Path) -> None:
 
 
 def _require_identity(file: Path, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise UsageError, naming the options that differ, if a checkpoint was written with other options."""
+    """Raise UsageError, naming the options that differ, if a checkpoint was written with other options.
+
+    `actual` are the options in the checkpoint, and `expected` those of this run.
+    """
     differing = [name for name in expected if actual.get(name) != expected[name]]
     if differing:
         theirs = ", ".join(f"{name} {actual.get(name)}" for name in differing)

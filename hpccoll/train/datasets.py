@@ -15,7 +15,10 @@ MAX_BRIGHTNESS = 16  # of a pixel of a digit
 
 
 def make_course_samples(width: int) -> tuple[Samples, Samples]:
-    """Return random vectors (n, width), and as targets the tanh of a random linear map of them."""
+    """Return training and held-out samples: random vectors (n, width), whose targets are the tanh of a linear map.
+
+    The map is random as well.
+    """
     generator = np.random.default_rng(0)
     weight = generator.standard_normal((width, width)) / width**0.5
     inputs = generator.standard_normal((COURSE_SAMPLES + COURSE_HELD_OUT, width))
@@ -25,7 +28,10 @@ def make_course_samples(width: int) -> tuple[Samples, Samples]:
 
 
 def load_digits() -> tuple[Samples, Samples]:
-    """Return 1,797 handwritten digits (source: digits.md): images (n, 64) in 0..1, and labels (n) in 0..9."""
+    """Return training and held-out samples of the 1,797 handwritten digits of digits.md.
+
+    The inputs are images of 64 values in 0..1, and the targets are the digits 0 to 9.
+    """
     packed = resources.files("hpccoll.train").joinpath("digits.csv.gz").read_bytes()
     table = np.loadtxt(gzip.decompress(packed).decode("ascii").splitlines(), delimiter=",", dtype=np.int64)
     held_out = np.arange(len(table)) % HELD_OUT_STRIDE == HELD_OUT_STRIDE - 1

@@ -21,7 +21,10 @@ OPTIMIZER_NAMES = {"adamw": "adam", "sgd": "sgd"}
 
 
 def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
-    """Return the training step of a run; raise UsageError unless the mesh divides the batch and a GPT evenly."""
+    """Return the input of the estimates of hpccoll/sizing for a training run with `options` on a mesh.
+
+    Raises UsageError unless the mesh divides the batch and a GPT evenly.
+    """
     model = options.model
     if is_schedule_file(options.schedule):
         raise UsageError(

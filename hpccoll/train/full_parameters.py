@@ -25,6 +25,9 @@ def gather_shards(
     """Gather the tensors of every rank's shards on rank 0; blocking, collective over `comm`, all ranks of the mesh.
 
     Args:
+        comm: a communicator of all ranks of the mesh.
+        mesh: the arrangement of the ranks.
+        model: the model, which knows the shapes of all shards.
         own: this rank's tensors (parameters or gradients) in the order of `list_shards`, all of one dtype.
 
     Returns:
@@ -46,7 +49,10 @@ def gather_shards(
 
 
 def assemble_parameters(mesh: Mesh, model: TrainedModel[Any], by_rank: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the full parameters by name from the result of `gather_shards`; replicas come from the lowest rank."""
+    """Return the full parameters by name, assembled from all ranks' shards (`by_rank`, from `gather_shards`).
+
+    Of replicas, the lowest rank's is used.
+    """
     full = {
         shard.name: torch.empty(shard.full_shape, dtype=by_rank[0][0].dtype) for shard in model.list_full_parameters()
     }
@@ -57,16 +63,21 @@ def assemble_parameters(mesh: Mesh, model: TrainedModel[Any], by_rank: Sequence[
 
 
 def join_name(prefix: str, name: str) -> str:
-    """Return the name of a checkpoint's tensor: a parameter's name, after the name of a state of the optimizer."""
+    """Return the name of a tensor in a checkpoint: a parameter's `name` after `prefix`, the name of an optimizer state.
+
+    The prefix is empty for the parameter itself.
+    """
     return f"{prefix}/{name}" if prefix else name
 
 
 def broadcast_parameters(
     comm: Communicator, model: TrainedModel[Any], full: Mapping[str, Any] | None, dtype: Any, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return rank 0's full tensors on every rank, by the name of their parameter; collective.
+    """Return rank 0's full tensors on every rank, by the name of their parameter; collective over `comm`.
 
     Args:
+        comm: the communicator.
+        model: the model, which knows the names and shapes of its parameters.
         full: on rank 0, all tensors by `join_name` of a prefix and a parameter's name; None on other ranks.
         dtype: the dtype of the tensors.
         prefix: empty for the parameters, or the name of a state of the optimizer.

@@ -46,7 +46,10 @@ INITIAL_DEVIATION = 0.02  # of weights, as in GPT-2
 
 
 def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
-    """Return the numbers of a rank's experts, the same in each block; empty without a mixture of experts."""
+    """Return the numbers of the experts that a rank holds, the same in each block.
+
+    Empty without a mixture of experts.
+    """
     count = model.experts.count if model.experts else 0
     own = split_evenly(count, mesh.ep)[mesh.get_coordinates(rank)["ep"]]
     return range(own.start, own.stop)
@@ -64,33 +67,37 @@ def list_stage_names(model: GptConfig, mesh: Mesh, stage: int, experts: range) -
 
 
 class GptLayers(RankLayers[GptConfig]):
-    """The embedding, the blocks and the head of a rank's pipeline stages; `recompute` applies to each block.
+    """The embedding, the blocks and the output layer of a rank's pipeline stages.
 
-    Passes are collective over ep as well if the model has experts.
+    The option `recompute` applies to each block. If the model has experts, passes are also collective over the
+    expert-parallel ranks.
     """
 
     @property
     def tied_weight(self) -> Any:
-        """The weight that the embedding and the head share; only on the ranks of the first and of the last stage."""
+        """The weight that the embedding and the output layer share; for ranks of the first and the last stage only."""
         return self._by_name["embedding.weight"]
 
     @property
     def _experts(self) -> range:
-        """The numbers of this rank's experts in each block."""
+        """The numbers of the experts that this rank has in each block."""
         return list_own_experts(self.config, self.mesh, self.rank)
 
     @property
     def _first_token(self) -> int:
-        """The first token of this rank's shard of the vocabulary."""
+        """The first token (byte) of this rank's part of the vocabulary."""
         return int(split_evenly(BYTES, self.mesh.tp)[self.tp.index].start)
 
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the mean cross entropy of this rank's logits (b, t, V/tp); collective."""
+        """Return the sum over samples of the mean cross entropy of this rank's logits y (b, t, V/tp).
+
+        Collective over tp.
+        """
         targets = take_own_positions(targets, 1, self.groups.cp).flatten()
         return sum_cross_entropy(y.flatten(0, 1), targets, self._first_token, self.tp) / self.config.context
 
     def _list_parts(self, stage: int) -> list[StagePart]:
-        """Return a part for each block, and for the embedding of the first and the head of the last stage."""
+        """Return the parts of a stage: one per block, and one each for the embedding and the output layer."""
         names = list_stage_names(self.config, self.mesh, stage, self._experts)
         mine = split_evenly(self.config.layers, self.mesh.stages)
         parts = [StagePart(("embedding.weight", "position.weight"), self._embed, can_recompute=False)] * (stage == 0)
@@ -103,12 +110,16 @@ class GptLayers(RankLayers[GptConfig]):
         return parts
 
     def _get_input_shape(self, stage: int) -> tuple[int, ...]:  # noqa: ARG002 - the same for all stages
-        """Return the shape (t/sp, h) of a stage's input."""
+        """Return the shape, per sample, of a stage's input on this rank: (positions, features)."""
         ranks = self.mesh.cp * (self.mesh.tp if self.sequence_parallel else 1)
         return self.config.context // ranks, self.config.width
 
     def _embed(self, tokens: Any) -> Any:
-        """Return the sums of the embeddings of tokens and of positions: (b, t) -> (b, t/sp, h); collective over tp."""
+        """Return the sums of the embeddings of tokens and of positions: (b, t) -> (b, t/sp, h); collective over tp.
+
+        b counts samples, t positions, h features, and sp the ranks that share the tokens between tensor-parallel
+        layers.
+        """
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)  # all, (b, t cp)
         tokens, positions = (take_own_positions(x, 1, self.groups.cp) for x in (tokens, positions))  # (b, t)
         addend = embed_own_vocabulary(tokens, self.tied_weight, self._first_token)  # (b, t, h)
@@ -117,11 +128,17 @@ class GptLayers(RankLayers[GptConfig]):
         return self._reduce(addend) + functional.embedding(positions, self._by_name["position.weight"])
 
     def _compute_logits(self, x: Any) -> Any:
-        """Return this rank's logits of the last stage: (b, t/sp, h) -> (b, t, V/tp)."""
+        """Return this rank's logits, from the output of the last block: (b, t/sp, h) -> (b, t, V/tp).
+
+        b counts samples, t positions, h features, V tokens of the vocabulary, and sp the ranks that share the tokens.
+        """
         return self._split_by_output(self._normalize("norm", x), "embedding")[0]
 
     def _run_block(self, block: str, x: Any) -> Any:
-        """Return the output of a block: x (b, t/sp, h) -> (b, t/sp, h)."""
+        """Return the output of the block with the name `block`: (b, t/sp, h) -> (b, t/sp, h).
+
+        b counts samples, t positions, h features, and sp the ranks that share the tokens; collective over tp.
+        """
         x = x + self._split_by_input(f"{block}.out", self._attend(block, self._normalize(f"{block}.norm1", x)))
         h = self._normalize(f"{block}.norm2", x)
         if self.config.experts is not None:
@@ -130,26 +147,27 @@ class GptLayers(RankLayers[GptConfig]):
         return x + self._split_by_input(f"{block}.down", hidden)
 
     def _list_first_layers(self, mlp: str) -> list[str]:
-        """Return the names of the layers of an MLP, or of an expert, whose input is the input of the MLP."""
+        """Return the names of the layers of an MLP (or expert) that take the MLP's input: one, or two if gated."""
         return [f"{mlp}.up", f"{mlp}.gate"] if self.config.is_gated else [f"{mlp}.up"]
 
     def _activate(self, features: Sequence[Any]) -> Any:
-        """Return the features inside an MLP from the outputs of its first layers."""
+        """Return the features inside an MLP: the activation of its first layer, times the other's if it is gated."""
         up, *gate = features
         return functional.silu(gate[0]) * up if gate else functional.gelu(up)
 
     def _mix_experts(self, block: str, config: ExpertConfig, x: Any) -> Any:
         """Return the weighted sums of the experts' outputs: (b, t/sp, h) -> (b, t/sp, h); collective over ep and tp.
 
-        All ranks of tp route the same tokens. Without gradients, no token is dropped.
+        b counts samples, t positions, h features, and sp the ranks that share the tokens. All tensor-parallel ranks
+        route the same tokens. Without gradients, no token is dropped.
         """
 
         def apply(name: str, own: Any) -> Any:
-            """Return the output of the linear layer `name`, without its bias."""
+            """Return the output of the linear layer `name`, without its bias, for the tokens `own` of an expert."""
             return apply_linear(own, self._by_name[f"{name}.weight"], deferred=self.deferred)
 
         def apply_expert(expert: int, own: Any) -> Any:  # (tokens, h) -> (tokens, h), an addend of the sum over tp
-            """Return an expert's output for its tokens: (tokens, h) -> (tokens, h), an addend of the sum over tp."""
+            """Return an expert's output for its tokens, (tokens, h) -> (tokens, h): an addend of the sum over tp."""
             mlp = f"{block}.experts.{expert}"
             return apply(f"{mlp}.down", self._activate([apply(name, own) for name in self._list_first_layers(mlp)]))
 
@@ -171,7 +189,10 @@ class GptLayers(RankLayers[GptConfig]):
         return add_to_loss(y, routing.balance_loss * config.aux_loss_coeff * share)
 
     def _attend(self, block: str, x: Any) -> Any:
-        """Return the causal attention of this rank's heads: (b, t/sp, h) -> (b, t, h/tp)."""
+        """Return the causal attention of this rank's heads in a block: (b, t/sp, h) -> (b, t, h/tp).
+
+        b counts samples, t positions, h features, and sp the ranks that share the tokens.
+        """
         heads = self.config.heads // self.mesh.tp
         queries, keys, values = (
             features.unflatten(2, (heads, -1)).transpose(1, 2)  # (b, heads/tp, t, a)
@@ -184,7 +205,10 @@ class GptLayers(RankLayers[GptConfig]):
         return attended.transpose(1, 2).flatten(2)
 
     def _split_by_output(self, x: Any, *names: str) -> Sequence[Any]:
-        """Return this rank's output features of layers with the same input: (b, t/sp, h) -> (b, t, out/tp) each."""
+        """Return this rank's output features of layers `names` with the same input: (b, t/sp, h) -> (b, t, out/tp).
+
+        b counts samples, t positions, h input and `out` output features, and sp the ranks that share the tokens.
+        """
         layers = [(self._by_name[f"{name}.weight"], self._by_name.get(f"{name}.bias")) for name in names]
         if self.sequence_parallel:
             return apply_gathered_linears(x, layers, self.tp, self.deferred)
@@ -192,58 +216,71 @@ class GptLayers(RankLayers[GptConfig]):
         return [apply_linear(x, weight, bias, self.deferred) for weight, bias in layers]
 
     def _split_by_input(self, name: str, x: Any) -> Any:
-        """Return the output of a layer whose input features are split over tp: (b, t, in/tp) -> (b, t/sp, h)."""
+        """Return the output of a layer whose input features are split over tp: (b, t, in/tp) -> (b, t/sp, h).
+
+        b counts samples, t positions, h output features, and sp the ranks that share the tokens; collective over tp.
+        """
         # Add the bias after the sum, because a bias added on each rank before the sum would count tp times.
         addend = apply_linear(x, self._by_name[f"{name}.weight"], deferred=self.deferred)  # (b, t, h)
         return self._reduce(addend) + self._by_name[f"{name}.bias"]
 
     def _reduce(self, addend: Any) -> Any:
-        """Return the sum over tp of all ranks' addends: (b, t, h) -> (b, t/sp, h)."""
+        """Return the sum over tp of all ranks' addends: (b, t, h) -> (b, t/sp, h).
+
+        b counts samples, t positions, h features, and sp the ranks that share the tokens; collective over tp.
+        """
         reduce = sum_to_own_tokens if self.sequence_parallel else reduce_from_tensor_parallel
         return reduce(addend, self.tp)
 
     def _normalize(self, name: str, x: Any) -> Any:
-        """Return the layer norm `name` of x (b, t/sp, h)."""
+        """Return the layer norm `name` of x, shape (samples, own positions, features)."""
         return functional.layer_norm(x, x.shape[-1:], self._by_name[f"{name}.weight"], self._by_name[f"{name}.bias"])
 
 
 class GptModel(TrainedModel[GptConfig]):
-    """A language model over the bytes of a text."""
+    """A language model (GPT) over the bytes of a text, with its samples, parameters and loss."""
 
     rank_layers = GptLayers
 
     def load_samples(self) -> tuple[Samples, Samples]:
-        """Return the training and the held-out samples: pieces of a text."""
+        """Return the training and the held-out samples: windows of a text."""
         return load_text(self.config.context, self.config.data)
 
     def list_shards(self, mesh: Mesh, rank: int) -> list[ParameterShard]:
-        """Return a rank's parameter shards, those of each stage in the order of the model, and no shard twice."""
+        """Return the parameter shards of a rank, those of each stage in the order of the model, and no shard twice."""
         shapes = self.config.list_shapes()
         experts = list_own_experts(self.config, mesh, rank)
         own = [name for stage in mesh.list_stages(rank) for name in list_stage_names(self.config, mesh, stage, experts)]
         return [self._make_shard(name, shapes[name], mesh, rank) for name in dict.fromkeys(own)]
 
     def list_tied_ranks(self, mesh: Mesh, rank: int) -> list[int]:
-        """Return the ranks whose copies of the embedding's shard of `rank` get gradients from different stages.
+        """Return the ranks of the first and the last stage that hold the same part of the embedding as `rank`.
 
-        These are the ranks of the first and of the last stage; the list is empty if both are one rank, or if `rank` is
-        neither of them.
+        The gradients of the embedding on these ranks come from different stages. The list is empty if both stages are
+        on one rank, or if `rank` has neither of them.
         """
         along_pp = mesh.get_group_ranks(rank, "pp")
         tied = [along_pp[mesh.get_stage_index(stage)] for stage in (0, mesh.stages - 1)]
         return sorted(tied) if rank in tied and tied[0] != tied[1] else []
 
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the mean cross entropy of the positions."""
+        """Return the sum over samples of the mean cross entropy of the logits y over the positions of a sample.
+
+        Local.
+        """
         return functional.cross_entropy(y.flatten(0, 1), targets.flatten(), reduction="sum") / self.config.context
 
     def sum_single_process_loss(self, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:
-        """Return the sum over samples of the loss of the unsplit model, with its load-balancing losses."""
+        """Return the sum over samples of the loss of the unsplit model, with its load-balancing losses; local.
+
+        `full` has all parameters by name. `cp` is the number of context-parallel ranks, each of whose positions are
+        routed as one group.
+        """
         logits, balance_loss = run_gpt_in_one_process(self.config, full, x, cp)
         return self.sum_loss(logits, targets) + balance_loss * len(x)
 
     def _make_shard(self, name: str, shape: tuple[int, ...], mesh: Mesh, rank: int) -> ParameterShard:
-        """Return a rank's shard of the parameter `name`."""
+        """Return the shard of the parameter `name`, of shape `shape`, that a rank of the mesh holds."""
         layer = name.split(".")[-2]
         dim = 0 if layer in SPLIT_BY_OUTPUT else 1 if layer in SPLIT_BY_INPUT and len(shape) > 1 else None
         slices = [slice(0, size) for size in shape]
@@ -255,7 +292,7 @@ class GptModel(TrainedModel[GptConfig]):
         return ParameterShard(name, shape, tuple(slices), is_tied_copy or is_replica)
 
     def _draw_parameters(self, generator: Any, dtype: Any) -> dict[str, Any]:
-        """Return normal weights, as in GPT-2, and zero biases.
+        """Return initial parameters by name: normally distributed weights, as in GPT-2, and zero biases.
 
         The weights of the last layer of each attention and MLP are divided by the square root of the number of such
         layers.
@@ -273,20 +310,21 @@ class GptModel(TrainedModel[GptConfig]):
 
 
 def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: Any, cp: int) -> tuple[Any, Any]:
-    """Return the logits of the unsplit model, and the sum of its load-balancing losses times `aux_loss_coeff`; local.
+    """Return the unsplit model's logits (b, t, V), and the sum of its load-balancing losses times `aux_loss_coeff`.
 
-    This is the reference for `--check`: (b, t) -> (b, t, V) and a scalar. The positions that a rank of `cp` ranks has
-    in all samples are routed as one group; the loss is the mean over groups.
+    Local.
+
+    The reference for `--check`. The positions of a rank of `cp` ranks in all samples are routed as one group.
     """
 
     def apply(name: str, x: Any) -> Any:
-        """Return the output of the linear layer or layer norm `name`."""
+        """Return the output of the linear layer or layer norm `name` for the input x."""
         weight, bias = full[f"{name}.weight"], full.get(f"{name}.bias")
         is_norm = "norm" in name
         return functional.layer_norm(x, x.shape[-1:], weight, bias) if is_norm else functional.linear(x, weight, bias)
 
     def apply_mlp(name: str, x: Any) -> Any:
-        """Return the output of the MLP `name`."""
+        """Return the output of the MLP `name` for the input x."""
         up = apply(f"{name}.up", x)
         hidden = functional.silu(apply(f"{name}.gate", x)) * up if model.is_gated else functional.gelu(up)
         return apply(f"{name}.down", hidden)
@@ -313,9 +351,10 @@ def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: An
 
 
 def _weigh_experts(config: ExpertConfig, logits: Any, cp: int) -> tuple[Any, Any]:
-    """Return the factor of each token and expert, and the load-balancing loss: (b, t, E) -> (b, t, E), scalar.
+    """Return the factor of each token and expert (b, t, E), and the load-balancing loss, a scalar.
 
-    The positions of each of `cp` ranks are routed by themselves; the loss is the mean over these groups.
+    `logits` (b, t, E) are the router's. The positions of each of `cp` ranks are routed by themselves; the loss is the
+    mean over these groups.
     """
     factors, losses = torch.zeros_like(logits), []
     for index in range(cp):
@@ -327,9 +366,10 @@ def _weigh_experts(config: ExpertConfig, logits: Any, cp: int) -> tuple[Any, Any
 
 
 def _weigh_experts_of_group(config: ExpertConfig, logits: Any) -> tuple[Any, Any]:
-    """Return the factor of each token and expert, 0 for most of them, and the load-balancing loss: (n, E) -> (n, E).
+    """Return the factor of each token and expert (n, E), mostly 0, and the load-balancing loss of a group of n tokens.
 
-    This counts the place of a token at its expert by a cumulative sum, as GShard does; `route_tokens` sorts instead.
+    `logits` (n, E) are the router's. This function counts the place of a token at its expert by a cumulative sum, as
+    GShard does; `route_tokens` sorts.
     """
     probabilities = logits.softmax(1)  # (n, E)
     weights, chosen = probabilities.topk(config.top_k, 1)  # (n, k) each

@@ -21,7 +21,7 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 @dataclass(frozen=True, slots=True)
 class GradientCheck:
-    """The result of comparing all ranks' gradients with the reference gradients."""
+    """The result of comparing all ranks' gradients with reference gradients: wrong elements, error, first wrong one."""
 
     wrong: int  # elements outside the tolerance, over all ranks
     error: float  # largest difference, relative to the largest gradient of its parameter
@@ -57,7 +57,10 @@ def compare_gradients(
     reference: Mapping[str, Any],
     tolerance: float,
 ) -> GradientCheck:
-    """Compare all ranks' gradients, as returned by `gather_shards`, with the reference gradients; no communication."""
+    """Compare all ranks' gradients, as `gather_shards` returns them, with reference gradients by name; local.
+
+    An element is wrong if it differs by more than `tolerance` times the largest gradient of its parameter.
+    """
     wrong, worst, first = 0, 0.0, None
     for rank, own_gradients in enumerate(gradients):
         for shard, gradient in zip(model.list_shards(mesh, rank), own_gradients, strict=True):
@@ -74,7 +77,10 @@ def compare_gradients(
 def count_replica_differences(
     model: TrainedModel[Any], mesh: Mesh, parameters: Sequence[Sequence[Any]], full: Mapping[str, Any]
 ) -> int:
-    """Count elements of all ranks' shards (see `gather_shards`) that differ in any bit from the full parameters."""
+    """Return the number of elements of all ranks' shards that differ in any bit from the full parameters; local.
+
+    `parameters` are the shards of all ranks, as `gather_shards` returns them, and `full` the parameters by name.
+    """
     return sum(
         int((_view_bits(parameter) != _view_bits(full[shard.name][shard.slices])).sum())
         for rank, own_parameters in enumerate(parameters)
@@ -83,5 +89,5 @@ def count_replica_differences(
 
 
 def _view_bits(x: Any) -> Any:
-    """Return a view of a float tensor as integers, so that a comparison tells -0 from 0."""
+    """Return a view of a float tensor as integers, so that -0 and 0 differ, and equal NaNs are equal."""
     return x.view(torch.int32 if x.element_size() == 4 else torch.int64)

@@ -17,5 +17,5 @@ _MODELS: dict[type[ModelConfig], type[TrainedModel[Any]]] = {
 
 
 def make_model(config: ModelConfig) -> TrainedModel[Any]:
-    """Return the model of a shape."""
+    """Return the model (samples, parameters, loss) that has the shape `config`."""
     return _MODELS[type(config)](config)

@@ -17,7 +17,7 @@ from hpccoll.train.options import OptimizerConfig
 
 
 def compute_lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:
-    """Return the factor of the learning rate in a step, counted from 0, of a run of `steps` steps."""
+    """Return the factor of the learning rate in step `step` (from 0) of a run of `steps` steps: warm-up and decay."""
     if step < config.warmup:
         return (step + 1) / (config.warmup + 1)
     if config.decay == "none":
@@ -27,10 +27,11 @@ def compute_lr_factor(step: int, config: OptimizerConfig, steps: int) -> float:
 
 
 class ShardOptimizer:
-    """The optimizer of a rank's parameter shards.
+    """The optimizer (SGD or AdamW of torch) of a rank's parameter shards.
 
     Args:
         parameters: the rank's parameter shards, leaf tensors.
+        config: the optimizer and its learning rate.
         steps: the number of steps of the whole run, which ends the decay of the learning rate.
         step: the number of steps done.
         state: the state after `step` steps, a list of tensors like the parameters for each name in
@@ -64,7 +65,7 @@ class ShardOptimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
+        """The learning rate of the next training step."""
         return float(self._schedule.get_last_lr()[0])
 
     def apply(self) -> None:

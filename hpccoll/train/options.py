@@ -35,10 +35,10 @@ class MlpConfig:
 
     name: ClassVar[str] = "mlp"
     activations: ClassVar[tuple[str, ...]] = ("tanh", "gelu")
-    unit: ClassVar[str] = "samples"  # in which the speed of a training is shown
+    unit: ClassVar[str] = "samples"  # the unit in which the speed of training is shown
     tokens: ClassVar[int] = 1  # per sample
     has_classes: ClassVar[bool] = True  # the model classifies samples, so that its accuracy can be stated
-    heads: ClassVar[None] = None  # this and what follows: only a GPT has them
+    heads: ClassVar[None] = None  # this field and the following ones have values for a GPT only
     context: ClassVar[None] = None
     experts: ClassVar[None] = None
     width: int = 64  # features between two layers
@@ -47,11 +47,11 @@ class MlpConfig:
     split: str = "pairs"  # how tensor parallelism splits the layers; a name in SPLITS
 
     def weight_shape(self, layer: int) -> tuple[int, int]:
-        """Return the shape (out, in) of a layer's weight."""
+        """Return the shape (out, in) of the weight of layer number `layer`."""
         return (CLASSES if layer == self.layers - 1 else self.width, self.width if layer else INPUTS)
 
     def choose_split(self, layer: int) -> LinearSplit:
-        """Return how a layer is split over the tensor-parallel ranks."""
+        """Return how layer number `layer` is split over tensor-parallel ranks: column, row, gathered or replicated."""
         if self.split == "all_gather":
             return "gathered"
         if layer % 2:
@@ -66,19 +66,19 @@ class MlpConfig:
         )
 
     def require_fits(self, mesh: Mesh) -> None:
-        """Raise UsageError unless each rank of tp gets a part of the width."""
+        """Raise UsageError unless each tensor-parallel rank gets a part of the layers' width."""
         if mesh.tp > self.width and self.layers > 1:
             raise UsageError(f"tp={mesh.tp} ranks cannot share a width of {self.width}; give --width {mesh.tp} or more")
 
     def require_sequences_fit(self, mesh: Mesh, *, sequence_parallel: bool) -> None:  # noqa: ARG002 - no sequences
-        """Raise UsageError, because samples are no sequences that ranks can split."""
+        """Raise UsageError, because a perceptron's samples are no sequences that ranks could split."""
         option = format_sequence_option(mesh)
         raise UsageError(
             f"{option} splits sequences, but --model {self.name} has none; add --model gpt, or leave {option} out"
         )
 
     def make_shape(self) -> ModelShape:
-        """Return the shape that the formulas of hpccoll/sizing take."""
+        """Return the model's shape in the form that the formulas of hpccoll/sizing take."""
         shapes = [(*self.weight_shape(layer), self.choose_split(layer)) for layer in range(self.layers)]
         linears = tuple(LinearShape(inputs, outputs, split) for outputs, inputs, split in shapes)
         return PerceptronShape(linears, self.activation == "tanh", has_classes=self.has_classes)
@@ -93,13 +93,13 @@ class CourseConfig(MlpConfig):
     activation: str = "gelu"
 
     def weight_shape(self, layer: int) -> tuple[int, int]:  # noqa: ARG002 - all layers have the same shape
-        """Return the shape (out, in) of a layer's weight."""
+        """Return the shape (out, in) of the weight of layer number `layer`."""
         return (self.width, self.width)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """A mixture of experts in place of each MLP: a router sends each token to `top_k` of `count` MLPs."""
+    """A mixture of experts in place of each MLP: a router sends each token to `top_k` of `count` MLPs (experts)."""
 
     count: int  # experts of each block
     top_k: int = 2  # experts of a token
@@ -107,7 +107,7 @@ class ExpertConfig:
     aux_loss_coeff: float = 0.01  # factor of the load-balancing loss of each block
 
     def compute_capacity(self, tokens: int) -> int:
-        """Return how many of a group's tokens an expert takes: `capacity_factor` times the mean number, rounded up.
+        """Return how many of `tokens` tokens an expert takes: `capacity_factor` times the mean number, rounded up.
 
         Without a capacity factor, an expert takes all tokens.
         """
@@ -134,7 +134,7 @@ class GptConfig:
 
     @property
     def is_gated(self) -> bool:
-        """Whether the MLPs multiply the features of one linear layer by those of another."""
+        """Whether the MLPs multiply the outputs of two linear layers (as swiglu does)."""
         return self.activation == "swiglu"
 
     @property
@@ -166,12 +166,12 @@ class GptConfig:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens per sample."""
+        """The number of tokens (bytes) per sample."""
         return self.context
 
     @property
     def parameter_count(self) -> int:
-        """The number of trained values."""
+        """The number of trained weights and biases."""
         return sum(math.prod(shape) for shape in self.list_shapes().values())
 
     def require_fits(self, mesh: Mesh) -> None:
@@ -205,7 +205,7 @@ class GptConfig:
                 )
 
     def make_shape(self) -> ModelShape:
-        """Return the shape that the formulas of hpccoll/sizing take."""
+        """Return the model's shape in the form that the formulas of hpccoll/sizing take."""
         return TransformerShape(
             layers=self.layers,
             width=self.width,
@@ -227,7 +227,7 @@ MODELS: dict[str, type[ModelConfig]] = {model.name: model for model in (MlpConfi
 
 
 def format_sequence_option(mesh: Mesh) -> str:
-    """Return the option that asks to split sequences over ranks."""
+    """Return the command-line option by which a strategy splits sequences over ranks, for error messages."""
     return f"cp={mesh.cp}" if mesh.cp > 1 else "--sequence-parallel"
 
 
@@ -242,7 +242,7 @@ class OptimizerConfig:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The names, in torch, of the optimizer's tensors for each parameter."""
+        """The names, in torch, of the tensors that the optimizer keeps for each parameter."""
         return ("exp_avg", "exp_avg_sq") if self.name == "adamw" else ()
 
 
@@ -324,7 +324,7 @@ class TrainOptions:
         return REPLICAS if self.model.experts is None else EXPERT_REPLICAS
 
     def require_timed_steps(self, option: str) -> None:
-        """Raise UsageError if the run has only untimed steps; `option` is the option that times steps, as --compare."""
+        """Raise UsageError if all steps are untimed; `option` is the option that times steps, such as --compare."""
         if self.steps <= UNTIMED_STEPS:
             raise UsageError(
                 f"{option} does not time the first {UNTIMED_STEPS} steps and needs --steps {UNTIMED_STEPS + 1} or more"

@@ -25,13 +25,13 @@ from hpccoll.train.shards import ParameterShard
 
 
 def list_stage_layers(model: MlpConfig, mesh: Mesh, stage: int) -> range:
-    """Return the indices of the layers in a pipeline stage."""
+    """Return the numbers of the layers in pipeline stage `stage`."""
     layers = split_evenly(model.layers, mesh.stages)[stage]
     return range(layers.start, layers.stop)
 
 
 def list_rank_layers(model: MlpConfig, mesh: Mesh, rank: int) -> list[int]:
-    """Return the indices of the layers in all pipeline stages of a rank."""
+    """Return the numbers of the layers in all pipeline stages of a rank."""
     return [layer for stage in mesh.list_stages(rank) for layer in list_stage_layers(model, mesh, stage)]
 
 
@@ -41,29 +41,29 @@ def get_activation(model: MlpConfig) -> Any:
 
 
 class MlpLayers(RankLayers[MlpConfig]):
-    """The linear layers of a rank's pipeline stages; `recompute` applies to each pair of layers."""
+    """The linear layers of a rank's pipeline stages; the option `recompute` applies to each pair of layers."""
 
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the loss of the last stage's output (b, out)."""
+        """Return the sum over samples of the loss of the last stage's output y (b, out) and its targets; local."""
         return self.model.sum_loss(y, targets)
 
     def _list_parts(self, stage: int) -> list[StagePart]:
-        """Return one layer per part, or two with recomputation, because recomputing a pair communicates least."""
+        """Return the parts of a stage: single layers, or pairs with recomputation, since pairs communicate least."""
         layers, count = list_stage_layers(self.config, self.mesh, stage), 2 if self.recompute else 1
         return [self._make_part(layers[first : first + count]) for first in range(0, len(layers), count)]
 
     def _make_part(self, layers: range) -> StagePart:
-        """Return a part of consecutive layers."""
+        """Return the consecutive layers with the numbers `layers` as one part of a stage."""
         names = [f"layers.{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
         return StagePart(names, partial(self._run_layers, layers))
 
     def _get_input_shape(self, stage: int) -> tuple[int, ...]:
-        """Return the number of input features of a stage's first layer on this rank."""
+        """Return the shape, per sample, of a stage's input on this rank: the number of features."""
         first = list_stage_layers(self.config, self.mesh, stage).start
         return (self._by_name[f"layers.{first}.weight"].shape[1],)
 
     def _make_layer(self, index: int) -> Callable[[Any], Any]:
-        """Return layer number `index`, split over the tensor-parallel ranks by output, by input or not at all."""
+        """Return layer number `index`, split over tensor-parallel ranks by output, by input or not at all."""
         weight, bias = (self._by_name[f"layers.{index}.{kind}"] for kind in ("weight", "bias"))
         split = self.config.choose_split(index)
         if split == "replicated":
@@ -86,7 +86,7 @@ class MlpLayers(RankLayers[MlpConfig]):
 
 
 class MlpModel(TrainedModel[MlpConfig]):
-    """A classifier of handwritten digits."""
+    """A classifier of handwritten digits by fully connected layers, with its samples, parameters and loss."""
 
     rank_layers = MlpLayers
 
@@ -110,11 +110,14 @@ class MlpModel(TrainedModel[MlpConfig]):
         return shards
 
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the cross entropy."""
+        """Return the sum over samples of the cross entropy of the outputs y and the labels; local."""
         return torch.nn.functional.cross_entropy(y, targets, reduction="sum")
 
     def sum_single_process_loss(self, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:  # noqa: ARG002
-        """Return the sum over samples of the loss of the unsplit model: x (b, in); samples have no positions."""
+        """Return the sum over samples of the loss of the unsplit model for inputs x (b, in) and targets; local.
+
+        `full` has all parameters by name. `cp` is ignored, because samples have no positions.
+        """
         for layer in range(self.config.layers):
             x = torch.nn.functional.linear(x, full[f"layers.{layer}.weight"], full[f"layers.{layer}.bias"])
             if layer < self.config.layers - 1:
@@ -122,7 +125,7 @@ class MlpModel(TrainedModel[MlpConfig]):
         return self.sum_loss(x, targets)
 
     def _draw_parameters(self, generator: Any, dtype: Any) -> dict[str, Any]:
-        """Return values uniform in [-1/sqrt(in), 1/sqrt(in)], as in torch.nn.Linear."""
+        """Return initial parameters by name, uniform in [-1/sqrt(in), 1/sqrt(in)] as in torch.nn.Linear."""
         parameters = {}
         for shard in self.list_full_parameters():
             layer = int(shard.name.split(".")[1])
@@ -133,7 +136,7 @@ class MlpModel(TrainedModel[MlpConfig]):
 
 
 class CourseModel(MlpModel):
-    """A perceptron that learns a random map of vectors."""
+    """A perceptron that learns a random map of vectors, with its samples, parameters and loss."""
 
     def load_samples(self) -> tuple[Samples, Samples]:
         """Return the training and the held-out samples: random vectors and their targets."""

@@ -47,9 +47,10 @@ class RankProfile:
 
 
 class StepProfiler:
-    """Records PROFILED_STEPS steps after the first SKIPPED_STEPS, or the last steps of shorter runs.
+    """Records the activities of a few training steps of all ranks, and writes them as a trace.
 
-    The constructor synchronises the clocks of the ranks and is collective over `comm`.
+    The profiler records PROFILED_STEPS steps after the first SKIPPED_STEPS, or the last steps of shorter runs. The
+    constructor synchronises the clocks of the ranks and is collective over `comm`.
 
     Args:
         comm: all ranks of the run.
@@ -66,7 +67,7 @@ class StepProfiler:
         devices = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             devices.append(torch.profiler.ProfilerActivity.CUDA)
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise torch's profiler prints lines to standard error
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # without this, torch's profiler prints to standard error
         self._torch_profile = torch.profiler.profile(activities=devices)
 
     def record(self, steps: Iterator[StepT]) -> Iterator[StepT]:
@@ -78,7 +79,7 @@ class StepProfiler:
         self._stop()
 
     def _start_before(self, steps: Iterator[StepT]) -> Iterator[StepT]:
-        """Yield the items of `steps`, and start recording before the first step to record runs."""
+        """Yield the items of `steps`, each a training step, and start recording before the first step to record."""
         yield from islice(steps, self._first)
         self._torch_profile.start()
         self._log.is_enabled = True
@@ -90,7 +91,7 @@ class StepProfiler:
         return bool(self._log.activities)
 
     def _stop(self) -> None:
-        """Stop recording unless it has been stopped."""
+        """Stop recording; do nothing if the recording has been stopped."""
         if self._log.is_enabled:
             self._log.is_enabled = False
             self._torch_profile.stop()
@@ -110,7 +111,7 @@ class StepProfiler:
         run_on_first_rank(self._comm.mpi, lambda: self._write_profiles(file, profiles or []))
 
     def _write_profiles(self, file: str, profiles: Sequence[RankProfile]) -> None:
-        """Write the trace of all ranks; raise UsageError if the file cannot be written."""
+        """Write the trace of all ranks' `profiles` to `file`; raise UsageError if it cannot be written."""
         about = {"clock": self._clock.name, "clock_error_us": round(1e6 * self._clock.error_s, 1)}
         trace = make_profile_trace(profiles, self._clock.error_s) | {"otherData": about}
         with explain_write_errors(file, "--profile"):
@@ -118,13 +119,13 @@ class StepProfiler:
 
 
 def _to_global(activity: Activity, clock: GlobalClock) -> Activity:
-    """Return an activity with times of the global clock."""
+    """Return `activity` with its times converted from this rank's clock to the clock that all ranks share."""
     begin_s, end_s = clock.to_global(activity.begin_s), clock.to_global(activity.end_s)
     return replace(activity, begin_s=begin_s, end_s=end_s)
 
 
 def _export_torch_trace(profile: Any) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return torch's events of phase X, and the names of their tracks by process and thread."""
+    """Return the events of torch.profiler that have a duration, and the names of their tracks by process and thread."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "torch.json"
         profile.export_chrome_trace(str(file))
@@ -136,12 +137,12 @@ def _export_torch_trace(profile: Any) -> tuple[list[dict[str, Any]], dict[str, s
 
 
 def _name_track(event: Mapping[str, Any]) -> str:
-    """Return the process and thread of an event of torch, as one string."""
+    """Return the process and thread of an event of torch.profiler as one string."""
     return f"{event['pid']}/{event['tid']}"
 
 
 def _find_shift_us(activities: Iterable[Activity], events: Iterable[Mapping[str, Any]]) -> float:
-    """Return the microseconds to add to torch's times, such that torch's steps begin with those of the log.
+    """Return the microseconds to add to the times of torch's `events`, so that torch's steps begin with the log's.
 
     A logged step begins slightly after torch has noted its begin, so that the smallest difference is the most precise.
     """
@@ -151,7 +152,10 @@ def _find_shift_us(activities: Iterable[Activity], events: Iterable[Mapping[str,
 
 
 def make_profile_trace(profiles: Sequence[RankProfile], clock_error_s: float = 0.0) -> dict[str, Any]:
-    """Return the trace of all ranks as a dictionary of the Trace Event Format; times begin at 0."""
+    """Return the trace of all ranks as a dictionary of the Trace Event Format; times begin at 0.
+
+    `profiles` has the activities of each rank, and `clock_error_s` the error of the clock that they share.
+    """
     arrivals: dict[str, dict[int, float]] = defaultdict(dict)
     for rank, profile in enumerate(profiles):
         for activity in profile.activities:
@@ -179,7 +183,14 @@ def make_profile_trace(profiles: Sequence[RankProfile], clock_error_s: float = 0
 def _find_wait(
     activity: Activity, rank: int, arrivals: Mapping[str, Mapping[int, float]], clock_error_s: float
 ) -> Iterator[Activity]:
-    """Yield the wait of `rank` for the last rank of a blocking collective, if it is longer than the clock's error."""
+    """Yield at most one activity: the wait of `rank` for the last rank of a blocking collective.
+
+    Args:
+        activity: the collective on this rank.
+        rank: the rank.
+        arrivals: by name of the collective, the time at which each rank entered it.
+        clock_error_s: the error of the clock; shorter waits are left out.
+    """
     begins = arrivals.get(activity.collective, {})
     last = max(begins, key=lambda other: begins[other], default=rank)
     if last != rank and begins[last] - activity.begin_s > clock_error_s:
@@ -187,7 +198,7 @@ def _find_wait(
 
 
 def _list_computation(activities: Sequence[Activity]) -> Iterator[Activity]:
-    """Yield the parts of all passes without communication and waits."""
+    """Yield the parts of all passes in which the rank neither communicates nor waits."""
     others = [activity for activity in activities if activity.kind in (ActivityKind.COMMUNICATION, ActivityKind.WAIT)]
     others.sort(key=lambda other: other.begin_s)
     for whole in activities:
@@ -201,7 +212,7 @@ def _list_computation(activities: Sequence[Activity]) -> Iterator[Activity]:
 
 
 def _make_event(activity: Activity, rank: int, zero_s: float) -> dict[str, Any]:
-    """Return the event of phase X of an activity."""
+    """Return an activity as an event of the Trace Event Format; `zero_s` is the time that becomes 0."""
     begin_us, end_us = (round(1e6 * (time_s - zero_s), _DIGITS) for time_s in (activity.begin_s, activity.end_s))
     place = {"pid": rank, "tid": IN_FLIGHT if activity.in_background else TRAINING}
     args = {"collective": activity.collective} if activity.collective else {}
@@ -210,10 +221,10 @@ def _make_event(activity: Activity, rank: int, zero_s: float) -> dict[str, Any]:
 
 
 def _list_metadata(rank: int, profile: RankProfile) -> Iterator[dict[str, Any]]:
-    """Yield the events that name a rank's process and tracks, and sort the processes by rank."""
+    """Yield the trace events that name a rank's process and tracks, and sort the processes by rank."""
 
     def name(kind: str, tid: int, **args: Any) -> dict[str, Any]:
-        """Return a metadata event of phase M for this rank."""
+        """Return a metadata event of the given kind for the track `tid` of this rank."""
         return {"name": kind, "ph": "M", "pid": rank, "tid": tid, "args": args}
 
     yield name("process_name", TRAINING, name=f"rank {rank} on {profile.host}")

@@ -1,4 +1,4 @@
-"""The common bases of the trained models: what a model is on a mesh, and a rank's shards and pipeline stages."""
+"""The base classes of the trained models: a model with its shards, and the layers of a rank's pipeline stages."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class TrainedModel(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def load_samples(self) -> tuple[Samples, Samples]:
-        """Return the training and the held-out samples."""
+        """Return the training samples and the held-out samples of the model."""
 
     @abstractmethod
     def list_shards(self, mesh: Mesh, rank: int) -> list[ParameterShard]:
-        """Return a rank's parameter shards, those of each stage in the order of the model."""
+        """Return the parameter shards that a rank of the mesh holds, those of each stage in the order of the model."""
 
     def list_full_parameters(self) -> list[ParameterShard]:
-        """Return all parameters unsplit, that is, as the shards of a mesh of one rank."""
+        """Return all parameters unsplit, as the shards of a mesh of one rank."""
         return self.list_shards(Mesh(), 0)
 
     def list_tied_ranks(self, mesh: Mesh, rank: int) -> list[int]:  # noqa: ARG002 - for models that tie weights
-        """Return the ranks that hold the shard of the tied weight for different stages, if `rank` is one of them."""
+        """Return the ranks that hold the same shard of a weight of two stages, if `rank` is one of them, else []."""
         return []
 
     def init_parameters(self, seed: int, dtype: Any) -> dict[str, Any]:
-        """Return the full initial parameters by name.
+        """Return the full initial parameters by name, drawn with `seed` and converted to `dtype`.
 
         The parameters depend only on the arguments, so the model is the same on every mesh if each rank calls this
         method and keeps its own shards.
@@ -56,24 +56,24 @@ class TrainedModel(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the loss of the unsplit model's output."""
+        """Return the sum over samples of the loss of the unsplit model's output y; local."""
 
     @abstractmethod
     def sum_single_process_loss(self, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:
-        """Return the sum over samples of the loss of the unsplit model, the reference for the check; no communication.
+        """Return the sum over samples of the loss of the unsplit model, the reference for the gradient check; local.
 
-        The loss of a mixture of experts includes its load-balancing losses. The positions that a rank of `cp` ranks
-        has in all samples are one group of its router.
+        `full` has all parameters by name, `x` the inputs. The loss of a mixture of experts includes its load-balancing
+        losses. The positions that a rank of `cp` context-parallel ranks has in all samples are one group of its router.
         """
 
     @abstractmethod
     def _draw_parameters(self, generator: Any, dtype: Any) -> dict[str, Any]:
-        """Return the full initial parameters by name, drawn in float64 and then converted to `dtype`."""
+        """Return the full initial parameters by name, drawn in float64 from `generator` and converted to `dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """Consecutive layers of a stage, whose parameters ZeRO-3 gathers together."""
+    """Consecutive layers of a pipeline stage, whose parameters ZeRO-3 gathers together."""
 
     names: Sequence[str]  # names of the parameters that the layers use
     run: Callable[[Any], Any]  # returns the output of the layers for an input; collective over tp
@@ -81,9 +81,9 @@ class StagePart:
 
 
 class RankLayers(ABC, Generic[ConfigT]):
-    """The layers of a rank's pipeline stages; parameter shards are copied from `full` to `device` as leaf tensors.
+    """The layers of a rank's pipeline stages, with this rank's parameter shards.
 
-    Forward and backward passes are collective over `tp`.
+    The shards are copied from `full` to `device` as leaf tensors. Forward and backward passes are collective over `tp`.
 
     Args:
         batch: the number of samples of a step, over all ranks.
@@ -127,18 +127,18 @@ class RankLayers(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the loss of this rank's output of the last stage; collective over tp."""
+        """Return the sum over samples of the loss of y, this rank's output of the last stage; collective over tp."""
 
     @abstractmethod
     def _list_parts(self, stage: int) -> list[StagePart]:
-        """Return the parts of a stage, in the order of the forward pass."""
+        """Return the parts of stage number `stage`, in the order of the forward pass."""
 
     @abstractmethod
     def _get_input_shape(self, stage: int) -> tuple[int, ...]:
-        """Return the shape of a stage's input on this rank, per sample."""
+        """Return the shape, per sample, of the input of stage number `stage` on this rank."""
 
     def list_parameters(self) -> dict[int, list[list[Any]]]:
-        """Return the parameters of each part of each stage."""
+        """Return, by stage of this rank, the parameters of each part that ZeRO-3 gathers at once, such as a block."""
         return {
             stage: [[self._by_name[name] for name in part.names] for part in parts]
             for stage, parts in self.parts.items()

@@ -15,7 +15,7 @@ from hpccoll.train.options import TrainOptions
 
 
 def describe_mesh(mesh: Mesh, options: TrainOptions) -> dict[str, Any]:
-    """Return the fields of `MeshRecord`."""
+    """Return the mesh and the options that concern it as the fields of a `MeshRecord` of a result file."""
     sizes = {axis: getattr(mesh, axis) for axis in AXES}
     shared = {"zero": options.zero, "sequence_parallel": options.sequence_parallel}
     return {"strategy": str(mesh), "ranks": mesh.ranks, **sizes, **shared}
@@ -35,13 +35,19 @@ class RankStep(NamedTuple):
 
 
 def list_sent_bytes(groups: Sequence[AxisGroup], axes: Sequence[str]) -> list[float]:
-    """Return the bytes that this rank has sent since the last reset, for each axis and each of OPERATIONS."""
+    """Return the bytes that this rank has sent since the last reset, for each group (`axes` names it) and operation.
+
+    The order is that of `axes` and, for each, of OPERATIONS.
+    """
     by_axis = {group.axis: group.sent_bytes for group in groups}
     return [by_axis.get(axis, {}).get(operation, 0.0) for axis, operation in product(axes, OPERATIONS)]
 
 
 def _combine_sent_bytes(axes: Sequence[str], rows: Any) -> dict[str, dict[str, float]]:
-    """Return the maximum over ranks of each element of `list_sent_bytes`, by axis and operation, without zeros."""
+    """Return the maximum over ranks of the bytes sent, by axis and operation, without zeros.
+
+    `rows` has the result of `list_sent_bytes` of each rank.
+    """
     by_axis: dict[str, dict[str, float]] = {}
     for (axis, operation), nbytes in zip(product(axes, OPERATIONS), rows.max(0), strict=True):
         if nbytes:

@@ -65,10 +65,11 @@ class Recovery:
 
 
 def choose_copy(reports: Sequence[SurvivorReport], options: TrainOptions) -> tuple[CopyKey, dict[int, int]] | None:
-    """Return the latest copy that the survivors hold completely, None if there is none.
+    """Return the latest copy of the training state that the survivors together hold completely; None if there is none.
 
-    The result also has, for each state that is needed, the rank of the old mesh and the new rank that holds the state.
-    The states after steps whose record no survivor has are not used, because some ranks may not have copied them.
+    `reports` has the report of each surviving rank. The result also has, for each state that is needed, the rank of the
+    old mesh and the new rank that holds the state. The states after steps whose record no survivor has are not used,
+    because some ranks may not have copied them.
     """
     holders: dict[CopyKey, dict[int, int]] = {}
     for new, report in enumerate(reports):
@@ -84,7 +85,10 @@ def choose_copy(reports: Sequence[SurvivorReport], options: TrainOptions) -> tup
 
 
 def _find_sources(mesh: Mesh, holders: Mapping[int, int], options: TrainOptions) -> dict[int, int] | None:
-    """Return one element of `holders` per group of ranks with the same state; None if a group has none."""
+    """Return, for each group of ranks of `mesh` with the same state, one entry of `holders`; None if a group has none.
+
+    `holders` maps ranks of the old mesh to the new ranks that hold their states.
+    """
     axes, sources = options.get_state_replicas(mesh), dict[int, int]()
     for group in {tuple(mesh.get_group_ranks(rank, *axes)) for rank in range(mesh.ranks)}:
         held = [rank for rank in group if rank in holders]
@@ -96,11 +100,13 @@ def _find_sources(mesh: Mesh, holders: Mapping[int, int], options: TrainOptions)
 
 
 def recover(comm: Communicator, options: TrainOptions, report: SurvivorReport, copies: Sequence[StateCopy]) -> Recovery:
-    """Return the state from which the ranks of `comm` continue; collective.
+    """Return the state from which the ranks of `comm` continue after a death; collective.
 
     Args:
+        comm: the surviving ranks.
+        options: the options of the training run.
         report: the report of this rank.
-        copies: the copies of this rank.
+        copies: the copies of the training state on this rank.
 
     Cost: rank 0 receives the states that it does not hold, and broadcasts the full parameters and optimizer state.
     """
@@ -123,7 +129,10 @@ def recover(comm: Communicator, options: TrainOptions, report: SurvivorReport, c
 def _gather_states(
     comm: Communicator, kept: StateCopy | None, sources: Mapping[int, int], dtype: Any
 ) -> dict[int, FlatState]:
-    """Return the states of ranks of the old mesh on rank 0; `sources` has the rank of `comm` that holds each."""
+    """Gather the states of ranks of the old mesh on rank 0, by rank; collective over `comm`.
+
+    `kept` is the copy on this rank, if any, and `sources` has the rank of `comm` that holds the state of each old rank.
+    """
     states: dict[int, FlatState] = {}
     for old, holder in sorted(sources.items()):
         if comm.rank == holder:
@@ -141,9 +150,12 @@ def _gather_states(
 def assemble_state(
     model: TrainedModel[Any], mesh: Mesh, states: Mapping[int, FlatState], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return full parameters and optimizer states by `join_name` from the states of ranks of a mesh.
+    """Return the full parameters and optimizer states by name (`join_name`), from the states of ranks of a mesh.
 
     Args:
+        model: the model.
+        mesh: the mesh whose ranks had the states.
+        states: the states by rank of this mesh; one of each group of ranks with equal states suffices.
         names: the empty string for the parameters, and the names of the optimizer's states, in the order of the states.
     """
     full: dict[str, Any] = {}

@@ -25,7 +25,10 @@ class Samples:
         return len(self.targets)
 
     def get_batch(self, seed: int, first: int, size: int) -> tuple[SampleArray, SampleArray]:
-        """Return inputs and targets of samples `first` to `first + size - 1` in training order."""
+        """Return (inputs, targets) of the samples `first` to `first + size - 1` in training order, given by `seed`.
+
+        The order continues after the last sample with another pass over all samples.
+        """
         positions = np.arange(first, first + size)
         chosen = np.empty(size, np.int64)
         for epoch in np.unique(positions // len(self)):

@@ -21,7 +21,7 @@ class ParameterShard:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the shard."""
+        """The shape of the shard, a part of the full parameter."""
         return tuple(part.stop - part.start for part in self.slices)
 
     @property
@@ -31,12 +31,12 @@ class ParameterShard:
 
 
 def find_expert(name: str) -> int | None:
-    """Return the number of the expert that a parameter such as `blocks.0.experts.3.up.weight` belongs to, or None."""
+    """Return the number of the expert in a parameter's name, such as 3 in `blocks.0.experts.3.up.weight`, or None."""
     words = name.split(".")
     return int(words[3]) if words[2:3] == ["experts"] else None
 
 
 def copy_shards(shards: Sequence[ParameterShard], full: Mapping[str, Any], device: Any) -> list[Any]:
-    """Return copies of the shards of full tensors by name on `device`."""
+    """Return copies on `device` of the given shards of the full tensors `full`, which are by name."""
     contiguous = torch.contiguous_format
     return [full[shard.name][shard.slices].clone(memory_format=contiguous).to(device) for shard in shards]

@@ -62,10 +62,15 @@ def broadcast_start(
     *,
     resumed: bool,
 ) -> TrainingStart:
-    """Return a start with the tensors of rank 0; collective over `comm`.
+    """Return a start of training with the tensors of rank 0; collective over `comm`.
 
     Args:
+        comm: the communicator of all ranks of the run.
+        options: the options of the training run.
+        step: the number of steps done.
+        samples: the number of samples done.
         full: on rank 0, full parameters and optimizer states by `join_name`; None on other ranks.
+        resumed: whether the state is from a checkpoint or a recovery.
     """
     model, dtype, names = make_model(options.model), getattr(torch, options.dtype), options.optimizer.state_names
     parameters, *states = (

@@ -44,7 +44,7 @@ class FlatState:
 
 
 class CopyKey(NamedTuple):
-    """The step after which a copy was made, and the mesh of the ranks that made it."""
+    """The identity of a copy of the training state: the step after which, and the mesh on which, it was made."""
 
     step: int
     generation: int  # number of recoveries before
@@ -54,7 +54,7 @@ class CopyKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateCopy:
-    """The states of some ranks of a mesh after a step, by rank."""
+    """A copy of the states (parameters and optimizer) of some ranks of a mesh after a step, by rank."""
 
     key: CopyKey
     by_rank: Mapping[int, FlatState]
@@ -66,7 +66,10 @@ class StateCopy:
 
 
 class StateCopies:
-    """This rank's copies: of its own state and, if `group` is not None, of a neighbour's; collective over `group`.
+    """The copies of training states that this rank keeps, for a recovery after the death of other ranks.
+
+    The copies are of the rank's own state and, if `group` is not None, of a neighbour's. The constructor is collective
+    over `group`.
 
     Args:
         rank: this rank of the mesh.
@@ -92,13 +95,15 @@ class StateCopies:
 
     @property
     def tensors(self) -> list[Any]:
-        """The tensors of all copies."""
+        """The flat tensors of all copies that this rank keeps."""
         return [x for copy in self.copies for x in copy.tensors]
 
     def update(self, step: int, samples: int, tensors: Iterable[Any]) -> None:
-        """Copy the state after a step; collective over the group.
+        """Copy the training state after step `step` here and to a neighbour; collective over the group.
 
         Args:
+            step: the number of steps done.
+            samples: the number of samples done.
             tensors: the parameter shards, then as many tensors for each state of the optimizer.
         """
         own = torch.cat([x.detach().reshape(-1) for x in tensors])
@@ -109,13 +114,14 @@ class StateCopies:
         self.copies = [*self.copies[-1:], StateCopy(CopyKey(step, self._generation, samples, self._mesh), by_rank)]
 
     def commit(self) -> None:
-        """Drop the older copy, because all ranks have the latest one; local."""
+        """Drop the older copy, once all ranks are known to have the latest one; local."""
         self.copies = self.copies[-1:]
 
     def _exchange(self, group: AxisGroup, own: Any) -> tuple[int, FlatState]:
-        """Send this rank's state `_shift` places back in the group; return rank and state from so many places ahead.
+        """Send this rank's state to a neighbour, and return the rank and the state of the neighbour on the other side.
 
-        Cost: a message of the bytes of the state. The first call also gathers the pieces of all ranks of the group.
+        Collective over the group. Cost: a message of the bytes of the state. The first call also gathers the pieces of
+        all ranks of the group.
         """
         if self._neighbour is None:
             rows = group.all_gather_object((self._rank, self._pieces, len(own)))

@@ -25,12 +25,12 @@ from hpccoll.train.trainer import Trainer
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
 
-DEATH_KNOWN_S: Final = 5.0  # from the error of a call until this rank knows of the death that may have caused it
+DEATH_KNOWN_S: Final = 5.0  # seconds to wait after the error of a call for the news of a death that may have caused it
 POLL_S: Final = 0.01
 
 
 def fit_mesh(mesh: Mesh, ranks: int) -> Mesh:
-    """Return the mesh for the ranks that are left: its dp is smaller where there are too few.
+    """Return the mesh for the `ranks` ranks that are left: with fewer replicas (dp) if the ranks do not suffice.
 
     Raises UnavailableError if the ranks do not suffice for the other axes.
     """
@@ -82,15 +82,16 @@ class SurvivingTraining:
         ShardOptimizer(options.optimizer, [torch.zeros(1, requires_grad=True)], options.steps)
 
     def add_step(self, record: TrainStepRecord) -> None:
-        """Note that all ranks have done a step; local."""
+        """Record that all ranks have done a training step; local."""
         self._report = replace(self._report, steps=record.step, record=record)
 
     @contextmanager
     def watch_deaths(self, comm: Communicator) -> Iterator[None]:
-        """Context manager that notes the death of ranks, and lets other ranks leave their calls, too.
+        """Context manager that records the death of ranks during its body, and makes other ranks leave their calls too.
 
         After a death, calls of a group without dead ranks raise another CommunicationError on a rank if another rank of
-        the group has left its calls. This error becomes the RankLostError of `comm`.
+        the group has left its calls. The context manager replaces the CommunicationError by the RankLostError of
+        `comm`.
         """
         try:
             yield
@@ -107,7 +108,7 @@ class SurvivingTraining:
             raise lost from None
 
     def start(self, comm: Communicator) -> MeshStart:
-        """Make the trainer of the ranks of `comm` and return it; collective.
+        """Make the trainer of the ranks of `comm` and return the start of training on their mesh; collective.
 
         Raises:
             UnavailableError: the ranks do not suffice for the mesh.
@@ -141,11 +142,11 @@ class SurvivingTraining:
         return MeshStart(self._first_start, self._trainer, self._make_record(mesh, recovery, start, seconds), last)
 
     def _forget_deaths(self) -> None:
-        """Note that the survivors continue; later reports do not repeat the deaths before."""
+        """Record that the survivors continue, so that later reports do not repeat earlier deaths."""
         self._report, self._lost_at = replace(self._report, lost_ranks=(), lost_hosts=()), 0.0
 
     def _take_copies(self) -> list[StateCopy]:
-        """Free the memory of the trainer before the death, and return its copies."""
+        """Free the memory of the trainer that ran before the death, and return its copies of training states."""
         trainer, self._trainer = self._trainer, None
         if trainer is None:
             return [] if self._kept is None else [self._kept]
@@ -154,7 +155,7 @@ class SurvivingTraining:
         return trainer.state_copies.copies if trainer.state_copies is not None else []
 
     def _catch_up(self, start: TrainingStart, recovery: Recovery) -> TrainStepRecord | None:
-        """Note the number of steps done; return the record of the last one, which this rank may not have received."""
+        """Record the number of steps done; return the record of the last step, which this rank may have missed."""
         last = recovery.reports[0].record if recovery.start is not None else None
         if last is not None and last.step != start.step:
             last = None
@@ -164,7 +165,10 @@ class SurvivingTraining:
     def _make_record(
         self, mesh: Mesh, recovery: Recovery, start: TrainingStart, seconds: float
     ) -> TrainRecoveryRecord | None:
-        """Return the record of the recovery; None on the first mesh."""
+        """Return the record of the recovery for the result file, or None on the first mesh.
+
+        `seconds` is the time that the recovery took.
+        """
         after_death = [report for report in recovery.reports if report.lost_ranks]
         if not after_death:
             return None
@@ -180,7 +184,7 @@ class SurvivingTraining:
 
 
 def _find_death(comm: Communicator) -> RankLostError | None:
-    """Return the error that names the dead ranks of `comm`, None if no death is known within DEATH_KNOWN_S."""
+    """Return the error that names the dead ranks of `comm`; None if no death is known within DEATH_KNOWN_S seconds."""
     end = time.monotonic() + DEATH_KNOWN_S
     while not comm.lost_ranks:
         if time.monotonic() > end:

@@ -29,7 +29,9 @@ STANDARD_LIBRARY_FILES = (
 
 
 def load_text(context: int, path: str | None = None) -> tuple[Samples, Samples]:
-    """Return the training and the held-out windows of a file, or of the standard library's sources by default.
+    """Return the training and the held-out windows, of `context` bytes each, of a text.
+
+    The text is the file `path`, or, if it is None, the sources of Python's standard library.
 
     Raises:
         UsageError: the file cannot be read, or the text is too short for one training and one held-out window.
@@ -68,7 +70,7 @@ def _read_standard_library() -> tuple[bytes, bytes]:
 
 
 def _cut_windows(text: bytes, context: int) -> Samples:
-    """Return the windows of a text: inputs and targets (windows, context)."""
+    """Return the windows of a text as samples: inputs and targets, shape (windows, context) each."""
     tokens: SampleArray = np.frombuffer(text, np.uint8).astype(np.int64)
     count = (len(tokens) - 1) // context
     inputs, targets = (tokens[first : first + count * context].reshape(count, context) for first in (0, 1))

@@ -30,7 +30,7 @@ COMPARED_AXES = ("pp", "dp", "tp")  # from the outermost to the innermost one, a
 
 
 def require_comparable(mesh: Mesh, options: TrainOptions) -> None:
-    """Raise UsageError unless torch has the same parallelism, with equal parts of the batch and of each layer."""
+    """Raise UsageError unless torch can train on the mesh too, with equal parts of the batch and of each layer."""
     model, microbatches = options.model, options.count_microbatches(mesh)
     if mesh.ranks == 1 or mesh.count(*COMPARED_AXES) < mesh.ranks:
         raise UsageError(
@@ -55,7 +55,7 @@ def require_comparable(mesh: Mesh, options: TrainOptions) -> None:
 
 
 def _require_equal_parts(mesh: Mesh, options: TrainOptions) -> None:
-    """Raise UsageError unless the batch and the layers that tp splits have parts of equal size."""
+    """Raise UsageError unless all ranks get parts of equal size of the batch and of the layers that tp splits."""
     parts = mesh.dp * options.count_microbatches(mesh)
     if options.batch % parts:
         raise UsageError(
@@ -72,14 +72,14 @@ def _require_equal_parts(mesh: Mesh, options: TrainOptions) -> None:
 
 
 def make_torch_training(mesh: Mesh, options: TrainOptions, rank: int, device: str) -> TorchTraining:
-    """Return torch's training of the model of `options` with its initial parameters; collective."""
+    """Return torch's own training of the model of `options`, with its initial parameters, for this rank; collective."""
     model = make_model(options.model)
     full = model.init_parameters(options.seed, getattr(torch, options.dtype))
     stage = make_torch_stage(options.model, mesh, rank, full, device)
     pairs = {tuple(model.list_tied_ranks(mesh, each)) for each in range(mesh.ranks)} - {()}
 
     def loss(y: Any, targets: Any) -> Any:
-        """Return this rank's mean loss of a micro-batch, scaled to the mean over the batch."""
+        """Return this rank's mean loss of a micro-batch, scaled so that the ranks' sum is the mean over the batch."""
         return model.sum_loss(y, targets) * mesh.dp / options.batch
 
     return TorchTraining(
@@ -94,7 +94,10 @@ def make_torch_training(mesh: Mesh, options: TrainOptions, rank: int, device: st
 
 
 class TorchSide:
-    """Torch's training of the same model as `trainer`, on the same batches; constructor and steps are collective."""
+    """Torch's training of the same model as `trainer`, on the same batches, for the comparison with hpccoll.
+
+    Constructor and steps are collective.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, options = trainer, trainer.options
@@ -107,7 +110,7 @@ class TorchSide:
         self.samples = 0
 
     def run_step(self) -> tuple[float, float]:
-        """Run the next step; return its seconds (the maximum over ranks) and its loss."""
+        """Run the next training step; return its seconds (the maximum over ranks) and its loss; collective."""
         trainer, options = self.trainer, self.trainer.options
         begin = time.perf_counter()
         batch = trainer.train.get_batch(options.seed, self.samples, options.batch)
@@ -124,7 +127,7 @@ class TorchSide:
         return float(rows[:, 0].max()), float(rows[:, 1].sum())
 
     def check_gradients(self) -> float:
-        """Return the largest difference of both sides' last gradients, relative to the largest element of the gradient.
+        """Return the largest difference of torch's and hpccoll's last gradients, relative to the largest gradient.
 
         Raises WrongResultError on all ranks if the difference is larger than rounding explains. Collective.
         """
@@ -154,10 +157,15 @@ class TorchSide:
 
 
 def run_comparison(trainer: Trainer, backend: str, on_step: Callable[[TrainStepRecord], None]) -> TrainCompareRecord:
-    """Run all steps by hpccoll and by torch in turns, and return the comparison; collective.
+    """Run all training steps by hpccoll and by torch in turns, and return the comparison of their times; collective.
 
-    Both sides train from the same parameters on the same batches, and must have the same gradients in the first step.
-    The side that runs first alternates.
+    hpccoll and torch train from the same parameters on the same batches, and must have the same gradients in the first
+    step. The order of the two alternates from step to step.
+
+    Args:
+        trainer: hpccoll's training.
+        backend: the name of torch.distributed's backend.
+        on_step: called with the record of each of hpccoll's steps.
     """
     options = trainer.options
     side = TorchSide(trainer)
@@ -190,7 +198,7 @@ def run_comparison(trainer: Trainer, backend: str, on_step: Callable[[TrainStepR
 
 
 def _describe_times(own_s: Sequence[float], torch_s: Sequence[float]) -> dict[str, Any]:
-    """Return the fields of a TrainCompareRecord for the times of steps of both sides."""
+    """Return the fields of a TrainCompareRecord for the seconds of the steps of hpccoll and of torch."""
     own, other, ratio = median_interval(own_s), median_interval(torch_s), ratio_of_medians(own_s, torch_s)
     return {
         "step_s": own.value,

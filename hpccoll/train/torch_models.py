@@ -29,7 +29,7 @@ PERCEPTRON_STYLES = {"column": "column", "gathered": "gathered column", "row": "
 
 
 class TorchBlock(nn.Module):  # type: ignore[misc] # torch has no types here
-    """A block of a GPT: causal attention and an MLP, each after a layer norm; shapes as in gpt.py."""
+    """A block of a GPT as a torch module: causal attention and an MLP, each after a layer norm."""
 
     def __init__(self, model: GptConfig) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class TorchBlock(nn.Module):  # type: ignore[misc] # torch has no types here
         self.gate = nn.Linear(width, hidden) if model.is_gated else None
 
     def forward(self, x: Any) -> Any:
-        """Return the output of the block: (b, t, h) -> (b, t, h)."""
+        """Return the output of the block for x: b samples, t positions, h features (b, t, h) -> (b, t, h)."""
         h = self.norm1(x)
         heads = (
             layer(h).unflatten(2, (-1, self.head_width)).transpose(1, 2)  # (b, heads/tp, t, a)
@@ -56,7 +56,7 @@ class TorchBlock(nn.Module):  # type: ignore[misc] # torch has no types here
 
 
 class TorchGptStage(nn.Module):  # type: ignore[misc]
-    """A pipeline stage of a GPT; the only stage, if the mesh has no pp."""
+    """A pipeline stage of a GPT as a torch module; the whole model if the mesh has no pp."""
 
     def __init__(self, model: GptConfig, mesh: Mesh, stage: int) -> None:
         super().__init__()
@@ -82,12 +82,12 @@ class TorchGptStage(nn.Module):  # type: ignore[misc]
         return nn.functional.linear(self.norm(x), self.embedding.weight) if self.is_last else x
 
     def choose_style(self, layer: str) -> str | None:
-        """Return how DTensor splits a layer, or None for modules that every rank of tp has as a whole."""
+        """Return how DTensor splits the layer named `layer`, or None if every rank of tp has the whole layer."""
         return GPT_STYLES.get(layer)
 
 
 class TorchPerceptronStage(nn.Module):  # type: ignore[misc]
-    """A pipeline stage of a perceptron; the only stage, if the mesh has no pp."""
+    """A pipeline stage of a perceptron as a torch module; the whole model if the mesh has no pp."""
 
     def __init__(self, model: MlpConfig, mesh: Mesh, stage: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class TorchPerceptronStage(nn.Module):  # type: ignore[misc]
         return x
 
     def choose_style(self, layer: str) -> str | None:
-        """Return how DTensor splits a layer, or None for modules that every rank of tp has as a whole."""
+        """Return how DTensor splits the layer named `layer`, or None if every rank of tp has the whole layer."""
         return PERCEPTRON_STYLES.get(self.choose_split(int(layer))) if layer.isdecimal() else None
 
 
@@ -110,7 +110,10 @@ STAGES = {MlpConfig: TorchPerceptronStage, CourseConfig: TorchPerceptronStage, G
 
 
 def make_torch_stage(model: ModelConfig, mesh: Mesh, rank: int, full: Mapping[str, Any], device: str) -> Any:
-    """Return the pipeline stage of a rank, not split over tp, with the given full parameters; local."""
+    """Return a rank's pipeline stage as a torch module on `device`, not split over tp, with parameters from `full`.
+
+    Local.
+    """
     (stage,) = mesh.list_stages(rank)
     with torch.device("meta"):
         module: Any = STAGES[type(model)](model, mesh, stage)
@@ -119,6 +122,6 @@ def make_torch_stage(model: ModelConfig, mesh: Mesh, rank: int, full: Mapping[st
 
 
 def list_tensor_parallel_styles(stage: Any) -> dict[str, str]:
-    """Return how DTensor splits the layers of a stage, by the names of the layers; hpccoll splits them alike."""
+    """Return, by name of a layer of the stage, how torch's DTensor must split it; hpccoll splits layers alike."""
     names = (name for name, _ in stage.named_modules())
     return {name: style for name in names if (style := stage.choose_style(name.split(".")[-1])) is not None}

@@ -98,14 +98,14 @@ class Trainer:
         self.state_copies = self._make_copies(*recovery) if options.survive else None
 
     def _make_groups(self) -> MeshGroups:
-        """Return this rank's groups; collective."""
+        """Return this rank's groups of ranks along the axes of the mesh; collective."""
         has_replicas = self.mesh.count(*self.options.get_state_replicas(self.mesh)) > 1
         sends_copies = self.options.survive and self.mesh.ranks > 1 and not has_replicas
         tied = self.model.list_tied_ranks(self.mesh, self.comm.rank)
         return MeshGroups.create(self.comm, self.mesh, tied, sends_copies=sends_copies)
 
     def _make_copies(self, generation: int, kept: StateCopy | None) -> StateCopies:
-        """Return the copies of the state with which this run starts; collective."""
+        """Return the holder of copies of the training state, with the copy `kept` from a recovery; collective."""
         numbers = {x: number for number, x in enumerate(self.layers.parameters)}
         pieces = [StatePiece(numbers[x], *place) for x, *place in self.replicas.list_pieces()]
         copies = StateCopies(self.mesh, self.comm.rank, pieces, self.groups.copies, generation, kept)
@@ -127,7 +127,7 @@ class Trainer:
         return ZeroShards(self.layers.list_parameters(), groups, self.options.zero, alone)
 
     def _make_optimizer(self, optimizer_state: Mapping[str, Mapping[str, Any]]) -> ShardOptimizer:
-        """Return the optimizer of this rank's parameters, resuming the full tensors `state[kind][parameter]`."""
+        """Return the optimizer of this rank's parameters, with the state in `optimizer_state[kind][parameter name]`."""
         own = {
             name: self.replicas.cut_tensors(copy_shards(self.layers.shards, full, self.device))
             for name, full in optimizer_state.items()
@@ -135,7 +135,7 @@ class Trainer:
         return ShardOptimizer(self.options.optimizer, self.replicas.shards, self.options.steps, self.step, own)
 
     def _get_replicas(self, shard: ParameterShard) -> AxisGroup:
-        """Return the group of ranks that have addends of the same gradient.
+        """Return the group of ranks over which the gradient of a shard is summed.
 
         Experts have fewer replicas than other parameters. With sequence parallelism, the ranks of tp also have addends
         of the gradients of the parameters that tp does not split.
@@ -176,7 +176,7 @@ class Trainer:
         return loss
 
     def _measure_step(self) -> float:
-        """Run a step and set `allocated_bytes`; logging slows down every operation of torch in this step."""
+        """Run a step and set `allocated_bytes`; the measurement slows down every operation of torch in this step."""
         with AllocationLog() as log:
             loss = self._run_step()
         lasting = {
@@ -216,7 +216,7 @@ class Trainer:
         return loss
 
     def get_next_batch(self) -> tuple[Any, Any]:
-        """Return inputs and targets of the next global batch, the same on all ranks; do not advance to it; local."""
+        """Return inputs and targets of the next global batch, the same on all ranks, without advancing to it; local."""
         return self.train.get_batch(self.options.seed, self.samples, self.options.batch)
 
     def apply_gradients(self) -> None:
@@ -245,7 +245,10 @@ class Trainer:
         return GradientCheck(int(wrong), float(error), check.first)
 
     def _check_gathered(self, gradients: list[list[Any]], parameters: list[list[Any]]) -> GradientCheck:
-        """Compare all ranks' gradients with the reference, and replicated parameters with each other; rank 0 only."""
+        """Compare the gradients of all ranks with the reference, and replicas with each other.
+
+        Called on rank 0 only.
+        """
         model = self.model
         full = full_parameters.assemble_parameters(self.mesh, model, parameters)
         inputs, targets = (self.to_device(x).cpu() for x in self.get_next_batch())
@@ -361,7 +364,7 @@ class Trainer:
     def _find_duplicates(self) -> set[Any]:
         """Return the parameters whose shards another rank counts in the gradient norm; local.
 
-        They are those of which the first rank of the shard's group of replicas has a copy (`ParameterShard.is_copy`).
+        The first rank of the shard's group of replicas has a copy of such a shard (`ParameterShard.is_copy`).
         """
         first_ranks = {shard.name: self._get_replicas(shard).ranks[0] for shard in self.layers.shards}
         copies = {
@@ -395,9 +398,9 @@ def limit_threads(environ: Mapping[str, str]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory of freed tensors for new ones, if it is glibc.
+    """Let glibc, if it is the C library, keep the memory of freed tensors for new ones.
 
-    Otherwise glibc returns the memory of large tensors to the operating system, and the page faults of new tensors
+    By default, glibc returns the memory of large tensors to the operating system, and the page faults of new tensors
     take a large part of a training step.
     """
     library = ctypes.CDLL(None)

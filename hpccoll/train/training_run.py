@@ -58,7 +58,7 @@ def run_training(
 
 
 def _is_due(trainer: Trainer, checkpoints: CheckpointOptions) -> bool:
-    """Whether a checkpoint is written after the last step that is done."""
+    """Whether to write a checkpoint now, after the last step done."""
     is_last = trainer.step == trainer.options.steps or trainer.stopped
     return checkpoints.directory is not None and (is_last or trainer.step % checkpoints.every == 0)
 
@@ -70,7 +70,10 @@ def _make_summary(
     check: GradientCheck | None,
     saved: str | None,
 ) -> TrainSummaryRecord:
-    """Return the summary record; collective, because it evaluates the held-out samples unless the run was stopped."""
+    """Return the record that summarizes a run; collective: it evaluates held-out samples unless the run was stopped.
+
+    `check` is None if gradients were not checked, and `saved` if no checkpoint was written.
+    """
     options = trainer.options
     stopped = trainer.step < options.steps
     held_out = None if stopped else trainer.evaluate()

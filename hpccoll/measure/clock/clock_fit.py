@@ -11,7 +11,7 @@ FREE_DRIFT = 1e-4  # the drift that a clock without drift correction may have: 1
 
 
 def fit_weighted_exchanges(measured: PingPongs) -> ClockModel:
-    """Return the line through the offsets of all exchanges, weighted by how fast they were.
+    """Fit a linear model of the clock difference of two ranks to ping-pongs, in which fast ones weigh most (HCA3).
 
     A delayed message makes a round trip longer, and the offset wrong by at most half the delay. Each batch gives one
     point. The error of the line is half the fastest round trip plus two standard errors of the fit.
@@ -23,7 +23,7 @@ def fit_weighted_exchanges(measured: PingPongs) -> ClockModel:
 
 
 def drop_doubtful_drift(fitted: ClockModel, measured: PingPongs) -> ClockModel:
-    """Return `fitted` without drift, if messages that become slower in one direction could have caused this drift.
+    """Return the model `fitted` without its drift, if messages that became slower one way could have caused the drift.
 
     During the measurement, such messages can shift the offset by up to the fastest round trip. This function is for two
     ranks of a node: both read the same clock, so the true drift between them is zero.
@@ -35,7 +35,10 @@ def drop_doubtful_drift(fitted: ClockModel, measured: PingPongs) -> ClockModel:
 
 
 def summarize_batches(measured: PingPongs) -> tuple[Times, Times, Times]:
-    """Return time, offset and standard deviation of each batch: weighted means, where fast exchanges weigh most."""
+    """Return three arrays in seconds, with an element per batch: time, clock difference, and its standard deviation.
+
+    They are weighted means over the ping-pongs of the batch, in which fast ones weigh most.
+    """
     trips_s = measured.round_trips_s
     deviations_s = compute_deviations_s(trips_s, float(trips_s.min()))
     weights = deviations_s**-2
@@ -45,7 +48,9 @@ def summarize_batches(measured: PingPongs) -> tuple[Times, Times, Times]:
 
 
 def fit_usual_round_trip(measured: PingPongs) -> ClockModel:
-    """Return the line through offsets, if every answer takes half the median round trip (Jones and Koenig, 2012).
+    """Fit a linear model of the clock difference of two ranks, assuming that messages take equal times both ways.
+
+    Every answer is assumed to take half the median round trip (Jones and Koenig, 2012).
 
     Each batch gives one point, the median of its offsets. All exchanges count alike.
     """
@@ -56,7 +61,9 @@ def fit_usual_round_trip(measured: PingPongs) -> ClockModel:
 
 
 def fit_offset_bounds(measured: PingPongs) -> ClockModel:
-    """Return the middle of the offsets that all exchanges allow, without drift (SKaMPI).
+    """Return a model of the clock difference of two ranks without drift: the middle of the offsets that are possible.
+
+    This is SKaMPI's scheme.
 
     The client sends before the reference answers, and receives after it, so each exchange bounds the offset from both
     sides.
@@ -68,9 +75,10 @@ def fit_offset_bounds(measured: PingPongs) -> ClockModel:
 
 
 def _fit_line(times_s: Times, offsets_s: Times, deviations_s: Times) -> ClockModel:
-    """Return the line of weighted least squares; its errors are two standard errors of the fit.
+    """Return the line through clock differences by weighted least squares; its errors are two standard errors.
 
-    The standard errors come from `deviations_s` or from the scatter around the line, whichever is larger.
+    All arguments are arrays in seconds: times, differences, and the standard deviations of the differences. The
+    standard errors come from the deviations or from the scatter around the line, whichever is larger.
     """
     weights = deviations_s**-2
     total = float(weights.sum())

@@ -12,10 +12,11 @@ Seconds = TypeVar("Seconds", float, Times)
 
 
 class GlobalClock:
-    """Rank 0's clock, computed from the local clock of this rank by a linear model; made by `synchronize`.
+    """Rank 0's clock, computed on any rank from this rank's own clock by a linear model; made by `synchronize`.
 
-    `scheme` is the name of the synchronization scheme, `cost_s` the seconds that synchronizing took so far, `model` the
-    model of this rank, and `measured` what the model was fitted to (None on rank 0).
+    `scheme` is the name of the synchronization scheme, `local` this rank's own clock, `cost_s` the seconds that
+    synchronizing took so far, `model` the model of this rank, and `measured` the ping-pongs to which the model was
+    fitted (None on rank 0).
     """
 
     __slots__ = ("_scale", "_shift_s", "cost_s", "local", "measured", "model", "scheme")
@@ -40,5 +41,5 @@ class GlobalClock:
         return (global_s - self._shift_s) / self._scale
 
     def compute_error_us(self, local: float) -> float:
-        """Return the bound that the synchronization gives for the error of `to_global(local)`, in microseconds."""
+        """Return the largest error of `to_global(local)` in microseconds, as estimated by the fit of the model."""
         return self.model.compute_error_s(local) * 1e6

@@ -57,7 +57,7 @@ class JobClock:
 
     @property
     def drifts(self) -> bool:
-        """Whether the clock needs to be synchronised again during a run."""
+        """Whether the clock must be synchronised again during a run, because the clocks of the ranks drift apart."""
         return self.name != HOST and self._comm.size > 1
 
     @property

@@ -34,9 +34,10 @@ UNTIMED = 4  # exchanges at the start of a batch, in which ranks that slept befo
 
 @dataclass(frozen=True, slots=True)
 class PingPongs:
-    """Timestamps in seconds, one row per batch and one column per exchange.
+    """The times at which two ranks, client and reference, sent, answered and received ping-pong messages, in seconds.
 
-    `sent` and `received` are of the client's clock, `answered` of the reference's clock.
+    Each array has one row per batch and one column per exchange. `sent` and `received` are times of the client's
+    clock, and `answered` of the reference's clock.
     """
 
     sent: Times
@@ -45,12 +46,12 @@ class PingPongs:
 
     @property
     def round_trips_s(self) -> Times:
-        """The time between sending and receiving, on the client's clock."""
+        """The seconds between sending and receiving of each exchange, on the client's clock."""
         return self.received - self.sent
 
     @property
     def middles_s(self) -> Times:
-        """The moment in the middle between sending and receiving, on the client's clock."""
+        """The time in the middle between sending and receiving of each exchange, on the client's clock."""
         return (self.sent + self.received) / 2
 
     @property
@@ -72,13 +73,13 @@ class PingPongs:
         return PingPongs(self.sent[rows], self.answered[rows], self.received[rows])
 
     def map_client(self, convert: Callable[[Times], Times]) -> PingPongs:
-        """Return the same ping-pongs, with `sent` and `received` as another clock shows these times."""
+        """Return the same ping-pongs with `sent` and `received` mapped to another clock by `convert`."""
         return PingPongs(convert(self.sent), self.answered, convert(self.received))
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How many ping-pongs to exchange: `batches` batches of `exchanges`, with a pause before each batch but the first.
+    """How many ping-pongs to exchange: `batches` batches of `exchanges`, with pauses of `pause_s` seconds between them.
 
     If ranks lose their cores, all exchanges of a batch are slow. Therefore more batches follow, up to MOST_MORE times
     `batches` in all, until FAST_BATCHES batches have a fast exchange, and the drift is known so precisely that its
@@ -93,7 +94,13 @@ class BatchPlan:
     limit_s: float = float("inf")
 
     def needs_more(self, begun_s: Sequence[float], best_s: Sequence[float], fastest_s: float) -> bool:
-        """Whether more batches should follow those that began at `begun_s` and had fastest round trips of `best_s`."""
+        """Whether more batches should be measured.
+
+        Args:
+            begun_s: the times at which the batches so far began.
+            best_s: the fastest round trip of each of them.
+            fastest_s: the fastest round trip of all, also of earlier measurements.
+        """
         made = len(best_s)
         if made >= FEWEST_TO_FIT and begun_s[-1] - begun_s[0] > self.limit_s:
             return False
@@ -148,7 +155,7 @@ class PingPongPartner:
         return PingPongs(sent, answered, received)
 
     def measure_as_reference(self, plan: BatchPlan) -> None:
-        """Answer the messages of `measure_as_client`, then send the timestamps."""
+        """Answer the messages of the partner's `measure_as_client`, then send it the times of the answers."""
         batches: list[list[float]] = []
         wanted = np.empty_like(_MORE)
         while True:
@@ -160,7 +167,7 @@ class PingPongPartner:
         self._comm.Send(np.array(batches), self._peer, TAG)
 
     def _run_client_batch(self, exchanges: int) -> tuple[list[float], list[float]]:
-        """Return the times before sending and after receiving of each exchange."""
+        """Exchange one batch of ping-pongs as the client; return the times before sending and after receiving each."""
         send, receive, read = *self._bind_messages(), self._local
         sent, received = [0.0] * exchanges, [0.0] * exchanges
         for _ in range(UNTIMED):
@@ -174,7 +181,7 @@ class PingPongPartner:
         return sent, received
 
     def _run_reference_batch(self, exchanges: int) -> list[float]:
-        """Return the time between receiving and answering of each exchange."""
+        """Exchange one batch of ping-pongs as the reference; return the time of each answer on this rank's clock."""
         send, receive, read = *self._bind_messages(), self._local
         answered = [0.0] * exchanges
         for _ in range(UNTIMED):
@@ -187,7 +194,7 @@ class PingPongPartner:
         return answered
 
     def _bind_messages(self) -> tuple[Callable[[], None], Callable[[], None]]:
-        """Return a function that sends an empty message and a function that receives one."""
+        """Return two functions: one sends an empty message to the partner, and the other receives one."""
         sending, receiving = self._requests
         start_send, wait_send, start_receive, wait_receive = (
             *(sending.Start, sending.Wait),
@@ -208,7 +215,10 @@ class PingPongPartner:
 
 
 def compute_deviations_s(round_trips_s: Times, fastest_s: float) -> Times:
-    """Return the standard deviations of offsets from exchanges with these round trips; `fastest_s` is the fastest."""
+    """Return how precise the clock differences from ping-pongs are, as standard deviations in seconds.
+
+    `round_trips_s` are their round trips, and `fastest_s` is the fastest of the pair: slower ones are less precise.
+    """
     return np.hypot(JITTER * fastest_s, DELAY_SHARE * (round_trips_s - fastest_s))
 
 

@@ -22,7 +22,7 @@ PLAN = BatchPlan(batches=5, exchanges=10, pause_s=1e-3)
 class Residual:
     """The errors of the ranks' global clocks relative to rank 0, in microseconds.
 
-    `offsets_us` has the measured error of each rank, and `halfwidths_us` the largest error of this measurement.
+    `offsets_us` has the measured error of each rank's clock, and `halfwidths_us` how wrong this measurement can be.
     """
 
     offsets_us: tuple[float, ...]
@@ -30,17 +30,17 @@ class Residual:
 
     @property
     def offset_us(self) -> float:
-        """The largest measured error of any rank's clock."""
+        """The largest measured error of any rank's clock, in microseconds."""
         return max(map(abs, self.offsets_us))
 
     @property
     def bound_us(self) -> float:
-        """The largest error that the clock of any rank can have, because messages may take longer in one direction."""
+        """The largest possible error of any rank's clock in us, as messages may take longer in one direction."""
         return max(abs(offset) + half for offset, half in zip(self.offsets_us, self.halfwidths_us, strict=True))
 
 
 def measure_residual(comm: MPI.Intracomm, clock: GlobalClock) -> Residual:
-    """Return the error of every rank's global clock, the same on all ranks. Collective.
+    """Measure the error of every rank's global clock, and return it on all ranks. Collective.
 
     Cost: ping-pongs of each rank with rank 0, one rank after the other, some milliseconds per rank.
     """

@@ -24,10 +24,16 @@ EXCHANGES = 10  # per batch
 
 @dataclass(frozen=True, slots=True)
 class ClockScheme:
-    """A synchronization scheme: `list_rounds` returns the pairs of each round, which may measure at the same time.
+    """A scheme by which the ranks synchronize their clocks: pairs of ranks exchange ping-pongs in rounds.
 
-    Each batch has `exchanges` ping-pongs. With `sweeps`, one batch of each pair is measured after the other, that many
-    times; without, all batches of a pair are measured at once.
+    Args:
+        name: the name of the scheme, such as `hca3`.
+        list_rounds: returns the pairs (reference rank, client rank) of each round for a number of ranks; the pairs of
+            a round may measure at the same time.
+        fit: returns the client's model for its ping-pongs.
+        exchanges: the number of ping-pongs in a batch.
+        has_drift: whether the model has a drift, as well as an offset.
+        sweeps: how often each pair measures one batch, in turns with all others; None: a pair measures all at once.
     """
 
     name: str
@@ -38,13 +44,13 @@ class ClockScheme:
     sweeps: int | None = None
 
     def list_waves(self, ranks: int, *, one_pair: bool) -> Iterator[list[ClockPair]]:
-        """Yield the pairs of each round that measure at the same time: only one pair if `one_pair` is set."""
+        """Yield lists of pairs of ranks that measure at the same time; each list has one pair if `one_pair` is set."""
         for pairs in self.list_rounds(ranks):
             yield from ([pair] for pair in pairs) if one_pair else (pairs,)
 
 
 def list_tree_rounds(ranks: int) -> list[list[ClockPair]]:
-    """Return the rounds of a binomial tree: in each round, every rank that has a global clock serves another rank."""
+    """Return the pairs of each round of a binomial tree: every rank with a global clock serves one that has none."""
     known, rounds = 1, []
     while known < ranks:
         rounds.append([(rank, rank + known) for rank in range(min(known, ranks - known))])
@@ -53,7 +59,7 @@ def list_tree_rounds(ranks: int) -> list[list[ClockPair]]:
 
 
 def list_star_rounds(ranks: int) -> list[list[ClockPair]]:
-    """Return one round per rank but 0, in which rank 0 serves this rank."""
+    """Return one round per rank except 0, with the pair of rank 0, the reference, and this rank."""
     return [[(0, rank)] for rank in range(1, ranks)]
 
 

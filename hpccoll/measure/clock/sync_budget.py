@@ -12,9 +12,9 @@ SHARE = 0.1
 
 
 class SyncBudget:
-    """Counts the time spent on clocks and limits it to `share` of the time since the process started; local.
+    """Counts the time spent on synchronizing clocks, and limits it to a `share` of the process's time so far; local.
 
-    Rank 0's answers hold for all ranks.
+    Ranks may count differently; callers use rank 0's answers on all ranks.
     """
 
     def __init__(self, share: float = SHARE) -> None:
@@ -24,12 +24,12 @@ class SyncBudget:
 
     @property
     def left_s(self) -> float:
-        """The seconds that synchronizing may take now; negative if it has taken more than its share."""
+        """The seconds that synchronizing clocks may still take; negative if synchronizing has exceeded its share."""
         return self.share * (time.perf_counter() - self._begun_s) - self.spent_s
 
     @contextmanager
     def count_time(self) -> Iterator[None]:
-        """Context manager: count the time of the `with` block as spent."""
+        """Context manager: count the time of the `with` block as spent on synchronizing clocks."""
         begun_s = time.perf_counter()
         try:
             yield

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SPAN_S, HORIZON_S = 2.0, 10.0
 PAUSE_S = 4e-3  # between batches of ping-pongs
 FEWEST_BATCHES, REFINING_BATCHES, REFINING_PAUSE_S = 20, 5, 1e-3
-# Whether the default clock is also that of the flight recorder, as on Linux.
+# Whether `time.perf_counter` reads the same clock as `time.monotonic`, the clock of the flight recorder, as on Linux.
 _READS_MONOTONIC_CLOCK = (
     time.get_clock_info("perf_counter").implementation == time.get_clock_info("monotonic").implementation
 )
@@ -72,13 +72,13 @@ def synchronize(
 
 
 def count_waves(comm: MPI.Intracomm, scheme: str = "hca3") -> int:
-    """Return how many groups of pairs `synchronize` measures one after the other. Collective."""
+    """Return how many steps `synchronize` takes, in each of which some pairs of ranks measure at once. Collective."""
     one_pair = job.detect_layout(comm).oversubscribed
     return sum(1 for _ in get_clock_scheme(scheme).list_waves(comm.size, one_pair=one_pair))
 
 
 def resynchronize(comm: MPI.Intracomm, clock: GlobalClock) -> GlobalClock:
-    """Return a clock whose model is fitted to the measurements of `clock` and to a few new ones. Collective.
+    """Synchronize again: return a clock that is fitted to the measurements of `clock` and a few new ones. Collective.
 
     The time between old and new measurements makes the drift precise. SKaMPI's scheme has a model without drift, and
     uses the new measurements only.
@@ -93,7 +93,14 @@ def resynchronize(comm: MPI.Intracomm, clock: GlobalClock) -> GlobalClock:
 
 
 class _Measurement:
-    """The measurements of all pairs of a scheme, and the models that are fitted to them."""
+    """The measurements of a synchronization on this rank, and the model of its clock that is fitted to them.
+
+    Args:
+        comm: the ranks.
+        scheme: the synchronization scheme.
+        local: the clock of this rank.
+        earlier: ping-pongs of this rank from an earlier synchronization, or None.
+    """
 
     def __init__(self, comm: MPI.Intracomm, scheme: ClockScheme, local: LocalClock, earlier: PingPongs | None) -> None:
         self.comm, self.scheme, self.local, self.measured = comm.Dup(), scheme, local, earlier
@@ -118,14 +125,20 @@ class _Measurement:
         self.comm.Free()
 
     def make_clock(self, cost_s: float) -> GlobalClock:
-        """Return the global clock of this rank, and tell its model to the flight recorder."""
+        """Return the global clock of this rank, and store its model in the flight recorder.
+
+        `cost_s` are the seconds that synchronizing has taken.
+        """
         recorder = get_recorder()
         if self.local is time.perf_counter and self.comm_size == recorder.size and _READS_MONOTONIC_CLOCK:
             recorder.set_clock(self.model)
         return GlobalClock(self.scheme.name, self.local, self.model, self.measured, cost_s)
 
     def _run_wave(self, wave: Iterable[ClockPair], plan: BatchPlan) -> None:
-        """Measure if this rank is in a pair of the wave; as a client, fit this rank's model."""
+        """Exchange ping-pongs if this rank is in a pair of `wave`, pairs (reference, client) that measure at once.
+
+        A client then fits its model.
+        """
         for reference, client in wave:
             if self.comm.rank == reference:
                 with PingPongPartner(self.comm, client, self.local) as partner:
@@ -139,13 +152,16 @@ class _Measurement:
                 self._fit(reference, ClockModel(*received.tolist()))
 
     def _add(self, new: PingPongs) -> None:
-        """Keep new measurements, and old ones that are not too old."""
+        """Add new ping-pongs to those of this rank, and forget those older than HISTORY_S seconds."""
         if self.measured is not None:
             new = self.measured.forget_before(float(new.sent[0, 0]) - HISTORY_S).extend(new)
         self.measured = new
 
     def _fit(self, reference: int, clock: ClockModel) -> None:
-        """Fit this rank's model; `clock` maps the clock of rank `reference` to the global clock."""
+        """Fit the model of this rank's clock to its ping-pongs with rank `reference`.
+
+        `clock` maps the clock of that rank to the global clock.
+        """
         measured = self.measured
         if measured is None:
             raise RuntimeError("a client fits its model before it has measured anything")

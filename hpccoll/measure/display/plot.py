@@ -68,7 +68,10 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path) -> None:
 
 
 def draw_figure(cases: Sequence[MeasuredCase]) -> Figure:
-    """Return a matplotlib figure: per `TableKey` (operation, type, ranks, ...) a row of two panels and a legend."""
+    """Return a matplotlib figure with the times and bandwidths of `cases` over the message size.
+
+    Each combination of operation, type, ranks, ... (`TableKey`) has a row of two panels and a legend.
+    """
     # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -84,7 +87,10 @@ def draw_figure(cases: Sequence[MeasuredCase]) -> Figure:
 
 
 def _draw_row(row: Any, setting: TableKey, cases: Sequence[MeasuredCase], styles: Styles) -> None:
-    """Draw one row of the figure, for one operation, type, buffer and job size: title, two panels and legend."""
+    """Draw a title, two panels (latency, bandwidth) and a legend into `row`, a subfigure of matplotlib.
+
+    `setting` is the operation, type, buffer and number of ranks that all `cases` share.
+    """
     names = sorted(list_implementations(cases), key=lambda name: styles[name].is_muted)
     places = sorted({case.in_place for case in cases})
     suffix = f", {PLACES[places[0]]}" if len(places) == 1 else ""
@@ -118,13 +124,13 @@ def _make_line_arguments(style: SeriesStyle, *, solid: bool) -> dict[str, Any]:
 
 
 def _get_latency(record: CollectiveRecord) -> tuple[float, float, float]:
-    """Return the median time and the ends of its 95 % interval, in microseconds."""
+    """Return a record's median time and the ends of its 95 % interval, in microseconds."""
     time = record.time_us
     return time.p50, time.p50_low, time.p50_high
 
 
 def _compute_bandwidth(record: CollectiveRecord) -> tuple[float, float, float]:
-    """Return the bus bandwidth at the median time and the ends of its 95 % interval, in GB/s."""
+    """Return a record's bus bandwidth at the median time and at the ends of its 95 % interval, in GB/s."""
     op = find_timed_operation(record.op)
     middle, high, low = (compute_busbw(op, record.nbytes, us * 1e-6, record.ranks) for us in _get_latency(record))
     return middle, low, high
@@ -135,7 +141,13 @@ def _draw_curve_with_band(
 ) -> None:
     """Draw the medians of one implementation as a line, and their intervals as a band unless the line is grey.
 
-    A line of higher `order` is drawn above the others.
+    Args:
+        axes: the panel.
+        style: the colour and the marker.
+        solid: whether the line is solid, not dashed.
+        records: one record per message size.
+        get_value: returns the median and the ends of the interval of a record.
+        order: lines of higher order are drawn above others.
     """
     points = [(record.nbytes, *get_value(record)) for record in records]
     points = [point for point in points if min(point) > 0]  # a logarithmic axis cannot show zero
@@ -148,7 +160,7 @@ def _draw_curve_with_band(
 
 
 def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
-    """Set a panel's heading, grid, logarithmic scales and the ticks of the message-size axis."""
+    """Set a panel's heading, grid and logarithmic scales, and the ticks of its horizontal axis, at `sizes` in bytes."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     axes.set_xscale("log", base=2)
@@ -169,7 +181,10 @@ def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
 
 
 def _format_y_axis(axes: Axes, setting: TableKey) -> None:
-    """Set the ticks of a panel's vertical axis after its curves are drawn, or show why the panel has no curves."""
+    """Set the ticks of a panel's vertical axis, or write into the panel why it has no curves.
+
+    Call it after the curves are drawn. `setting` is the operation, type and number of ranks of the panel.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not axes.lines:
@@ -187,7 +202,10 @@ def _format_y_axis(axes: Axes, setting: TableKey) -> None:
 
 
 def _draw_legend(margin: Axes, styles: Mapping[str, SeriesStyle], *, both: bool) -> None:
-    """Draw the legend of `styles` by label beside the panels; `both` explains solid and dashed lines."""
+    """Draw a legend into `margin`, the axes beside the panels: each label with its style.
+
+    `both` adds an explanation of solid and dashed lines (in place, out of place).
+    """
     from matplotlib.lines import Line2D
 
     margin.set_axis_off()

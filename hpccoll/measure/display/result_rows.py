@@ -38,7 +38,10 @@ _LONGEST_SELECTION = len("hierarchical_doubling")  # of what `auto` selects; a l
 
 
 class RowColumn(NamedTuple):
-    """A column; on a narrow terminal, columns are left out in order of `drop_priority`, the largest first, 0 never."""
+    """A column of the rows that `hpccoll bench` prints.
+
+    On a narrow terminal, columns are left out by `drop_priority`, the largest first; those with 0 never are.
+    """
 
     name: str
     unit: str
@@ -48,7 +51,7 @@ class RowColumn(NamedTuple):
 
 
 class ResultRows:
-    """Prints blocks of rows to `stream`.
+    """Prints the rows of `hpccoll bench`, one block of rows per message size, with a heading.
 
     Args:
         stream: where to print; flushed after each block.
@@ -64,7 +67,7 @@ class ResultRows:
         self._title = ""
 
     def print_block(self, records: Sequence[CollectiveRecord]) -> None:
-        """Print the rows of one message size, which differ in engine, algorithm, place and kind of memory only."""
+        """Print one row per record; the records are all of one message size, and the fastest is marked."""
         lines: list[str] = []
         for pair in pair_places(list_cases(records)):
             title = format_title(pair[0].setting, memory="memory" not in [column.name for column in self._columns])
@@ -89,12 +92,12 @@ class ResultRows:
         self._stream.flush()
 
     def _format_heading(self) -> list[str]:
-        """Return the lines with the names and the units of the columns."""
+        """Return the heading: the lines with the names and the units of the columns."""
         names, units = (self._align([getattr(column, part) for column in self._columns]) for part in ("name", "unit"))
         return [f"#{line[1:]}" for line in (names, units)]
 
     def _format_row(self, case: MeasuredCase, name: Implementation, *, is_best: bool) -> str:
-        """Return one row as a line."""
+        """Return the row of the implementation `name` as a line, with a mark if it is the fastest (`is_best`)."""
         record = case.records[name]
         ratio, bounds = format_ratio(case.ratio_to_mpi(name))
         cells = {
@@ -123,7 +126,7 @@ class ResultRows:
 
 
 def _choose_columns(width: int, algorithms: Sequence[str], *, memory: bool, place: bool) -> list[RowColumn]:
-    """Return the columns that fit `width`."""
+    """Return the columns that fit into `width` characters; the other arguments are those of `ResultRows`."""
     auto = [f"{AUTO}: {'x' * _LONGEST_SELECTION}"] if AUTO in algorithms else []
     columns = [
         RowColumn("size", "", 9),

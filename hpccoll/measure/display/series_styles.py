@@ -59,7 +59,7 @@ SeriesStyles: TypeAlias = Mapping[str, Mapping[Implementation, SeriesStyle]]  # 
 
 
 def choose_series_styles(cases: Iterable[MeasuredCase]) -> SeriesStyles:
-    """Return the style of every implementation for each operation in `cases`."""
+    """Return the line style of every implementation, by operation; an implementation keeps its colour if possible."""
     by_operation: dict[str, list[MeasuredCase]] = {}
     for case in cases:
         by_operation.setdefault(case.setting.op, []).append(case)
@@ -70,7 +70,10 @@ def choose_series_styles(cases: Iterable[MeasuredCase]) -> SeriesStyles:
 def _choose_for_operation(
     cases: Sequence[MeasuredCase], indices: dict[Implementation, int]
 ) -> dict[Implementation, SeriesStyle]:
-    """Return the styles for one operation; `indices` has the colours used so far, to be reused, and is updated."""
+    """Return the line styles for one operation; implementations that are the fastest anywhere get colours.
+
+    `indices` has the indices of colours that earlier operations gave to implementations, and is updated.
+    """
     names = list_implementations(cases)
     first_library = min(name.library for name in names)
     styles = {
@@ -92,7 +95,10 @@ def _choose_for_operation(
 def _assign_indices(
     names: Sequence[Implementation], earlier: Mapping[Implementation, int]
 ) -> dict[Implementation, int]:
-    """Return a different colour index for each name: an earlier operation's, else the preferred, else a free one."""
+    """Return a colour index for each implementation, all different.
+
+    It is the index in `earlier` (of an earlier operation), else the implementation's preferred one, else a free one.
+    """
     assigned: dict[Implementation, int] = {}
     free = list(range(MAX_COLOURED))
     for name in names:

@@ -36,7 +36,10 @@ UNSURE_LEGEND = "? too few iterations for 95 %: the interval is the range of the
 
 
 class TableColumn(NamedTuple):
-    """A column of a result table: heading, unit, place (True: in place, False: out of place, None: both), alignment."""
+    """A column of the table of `hpccoll bench --full`: heading, unit, alignment.
+
+    `in_place` is True or False for columns of times in place or out of place, and None for others.
+    """
 
     name: str
     unit: str
@@ -45,7 +48,10 @@ class TableColumn(NamedTuple):
 
 
 def list_table_columns(places: Sequence[bool]) -> list[TableColumn]:
-    """Return the columns of the plain table for the measured `places` (False: out of place, True: in place)."""
+    """Return the columns of the table of `hpccoll bench --full`.
+
+    `places` are the measured values of `in_place`: False, True or both.
+    """
     units = {"size": "(B)", "count": "(elements)", "type": "", "redop": "", "root": ""}
     timing_units = {"time": "(us)", "algbw": "(GB/s)", "busbw": "(GB/s)", "#wrong": ""}
     extra_units = {"time95": "(us)", "ratio": "to mpi", "ratio95": ""}
@@ -59,7 +65,13 @@ def list_table_columns(places: Sequence[bool]) -> list[TableColumn]:
 
 
 def format_cells(name: Implementation, places: Sequence[bool], pair: Sequence[MeasuredCase]) -> list[str]:
-    """Return the cells of one line of the plain table, one per column of `list_table_columns(places)`."""
+    """Return the cells of one line of the table, one per column of `list_table_columns(places)`.
+
+    Args:
+        name: the engine and algorithm of the line.
+        places: the measured values of `in_place`.
+        pair: the measurements of one message size, out of place and in place, as far as they exist.
+    """
     cases = {case.in_place: case for case in pair if name in case.records}
     records = {place: case.records[name] for place, case in cases.items()}
     row = next(iter(records.values()))
@@ -75,7 +87,7 @@ def format_cells(name: Implementation, places: Sequence[bool], pair: Sequence[Me
 
 
 def format_timings(record: CollectiveRecord | None) -> list[str]:
-    """Return the cells of the columns time, algbw, busbw and #wrong; N/A in all four if `record` is None."""
+    """Return the cells of the columns time (us), algbw, busbw (GB/s) and #wrong; N/A in all if `record` is None."""
     if record is None:
         return [NOTHING] * 4
     wrong = NOTHING if record.wrong is None else str(record.wrong)
@@ -102,7 +114,10 @@ def format_ratio(ratio: Interval | None) -> tuple[str, str]:
 
 
 def format_title(setting: TableKey, *, memory: bool = True) -> str:
-    """Return a table's title, such as `all_reduce, float32, sum, 4 ranks on 1 node, host memory`."""
+    """Return a table's title, such as `all_reduce, float32, sum, 4 ranks on 1 node, host memory`.
+
+    `memory` is whether to name the kind of memory.
+    """
     ranks = f"{setting.ranks} rank{'s' * (setting.ranks > 1)}"
     nodes = f"{setting.nodes} node{'s' * (setting.nodes > 1)}"
     parts = [setting.op, setting.dtype, setting.redop or "", "" if setting.root is None else f"root {setting.root}"]
@@ -111,7 +126,10 @@ def format_title(setting: TableKey, *, memory: bool = True) -> str:
 
 
 def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
-    """Return all tables (one per operation, type, job size, ...) and the legend as plain text."""
+    """Return the tables of `hpccoll bench --full` and their legend as text.
+
+    Records that differ in more than engine, algorithm, message size and in-place have different tables.
+    """
     cases = list_cases(records)
     places = tuple(sorted({case.in_place for case in cases}))
     shape = list_table_columns(places)
@@ -133,12 +151,12 @@ def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
 
 
 def _get_gap(column: TableColumn) -> str:
-    """Return the spaces that separate a column from the previous one."""
+    """Return the spaces that separate a column from the one before it."""
     return "  " if column.name in GAP_BEFORE else " "
 
 
 def _format_line(row: Sequence[str], shape: Sequence[TableColumn], widths: Sequence[int]) -> str:
-    """Return the cells of a row as one line, aligned to the columns' widths."""
+    """Return the cells of a row as one line; `shape` has the columns, and `widths` their widths in characters."""
     aligned = (
         _get_gap(column) + (cell.ljust(width) if column.left else cell.rjust(width))
         for cell, column, width in zip(row, shape, widths, strict=True)
@@ -147,7 +165,10 @@ def _format_line(row: Sequence[str], shape: Sequence[TableColumn], widths: Seque
 
 
 def _format_heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list[str]:
-    """Return the three heading lines of a table: out-of-place and in-place, the columns' names, and their units."""
+    """Return the three heading lines of a table: out-of-place and in-place, names of columns, units.
+
+    `shape` has the columns, and `widths` their widths in characters.
+    """
     above = ""
     for place, group in groupby(zip(shape, widths, strict=True), key=lambda pair: pair[0].place):
         span = sum(width + len(_get_gap(column)) for column, width in group)

@@ -67,5 +67,5 @@ def read_collective_record(line: Mapping[str, Any], location: str) -> Collective
 
 
 def _round_samples(samples_us: Iterable[float]) -> tuple[float, ...]:
-    """Return samples rounded to whole nanoseconds, in microseconds."""
+    """Return times in microseconds, rounded to whole nanoseconds."""
     return tuple(round(float(sample), 3) for sample in samples_us)

@@ -46,7 +46,10 @@ def write_csv(records: Iterable[CollectiveRecord], path: str | Path) -> None:
 
 
 def _flatten_record(name: Implementation, case: MeasuredCase) -> dict[str, Any]:
-    """Return the CSV cells of a record by column name, with the ratio of engine `mpi`'s time to the record's."""
+    """Return the CSV cells of the implementation `name` in a measured case, by column name.
+
+    One cell is the ratio of the time of engine `mpi` to that of the implementation.
+    """
     cells = case.records[name].as_dict()
     cells |= {f"{name}_us": value for name, value in cells["time_us"].items()}
     ratio = case.ratio_to_mpi(name)

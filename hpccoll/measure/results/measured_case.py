@@ -24,7 +24,7 @@ _ENGINES = ("mpi", "nccl", "gloo", "torch-hpccoll", "hpccoll")  # in this order 
 
 
 class TableKey(NamedTuple):
-    """The fields of a record that are the same in all rows of one table, such as operation and ranks."""
+    """The fields that all measurements of one table share, such as operation and number of ranks."""
 
     op: str
     dtype: str
@@ -36,7 +36,10 @@ class TableKey(NamedTuple):
 
 
 class Implementation(NamedTuple):
-    """An engine, its algorithm and its MPI library; `library` is empty if all runs use the same MPI library."""
+    """The software that carried out a collective: a library (engine), its algorithm, and the MPI library below it.
+
+    `algorithm` is None if the engine chose it; `library` is empty if all runs used the same MPI library.
+    """
 
     engine: str
     algorithm: str | None
@@ -74,7 +77,7 @@ class MeasuredCase:
 
     @property
     def rows(self) -> tuple[CollectiveRecord, ...]:
-        """All records."""
+        """All records, also those with wrong results."""
         return tuple(self.records.values())
 
     @cached_property
@@ -85,12 +88,12 @@ class MeasuredCase:
 
     @property
     def fastest(self) -> Implementation | None:
-        """The implementation with the smallest median; None if all results were wrong."""
+        """The implementation with the smallest median time; None if all results were wrong."""
         return next(iter(self.right), None)
 
     @property
     def fastest_record(self) -> CollectiveRecord | None:
-        """The record with the smallest median; None if all results were wrong."""
+        """The record with the smallest median time; None if all results were wrong."""
         return next(iter(self.right.values()), None)
 
     @cached_property
@@ -100,7 +103,7 @@ class MeasuredCase:
 
     @cached_property
     def by_choice(self) -> dict[str, CollectiveRecord]:
-        """The record of each choice, in order of median times; without wrong results."""
+        """The fastest record of each choice (`ring`, `mpi`, `gloo`, ...) without wrong results, by ascending median."""
         by_choice: dict[str, CollectiveRecord] = {}
         for record in self.right.values():
             by_choice.setdefault(get_choice(record), record)
@@ -108,16 +111,19 @@ class MeasuredCase:
 
     @property
     def choice(self) -> str:
-        """The name of the fastest choice, `-` if all results are wrong."""
+        """The name of the fastest choice, such as `ring` or `mpi`; `-` if all results are wrong."""
         return next(iter(self.by_choice), "-")
 
     @cached_property
     def best_choices(self) -> tuple[str, ...]:
-        """The fastest choice and those that tie with it, in order of median times."""
+        """The names of the fastest choice and of those that tie with it, by ascending median."""
         return tuple(choice for choice, record in self.by_choice.items() if self._ties_with_fastest(record))
 
     def ratio_to_mpi(self, name: Implementation) -> Interval | None:
-        """Return median(mpi) / median(name) with its interval; None for `mpi` itself or if `mpi` was not measured."""
+        """Return the time of engine `mpi` divided by that of `name`, both medians, with its 95 % interval.
+
+        It is None for `mpi` itself, or if `mpi` was not measured.
+        """
         reference = self.records.get(Implementation(REFERENCE, None, name.library))
         return None if reference is None or name.engine == REFERENCE else compute_ratio(self.records[name], reference)
 
@@ -130,7 +136,7 @@ class MeasuredCase:
         return compute_ratio(self.by_choice[self.choice], other) if other is not None else None
 
     def divide_times(self, engine: str, choice: str) -> float | None:
-        """Return an engine's median time divided by a choice's; None if one of them was not measured or is wrong."""
+        """Return the median time of `engine` divided by that of `choice`; None if one was not measured or is wrong."""
         theirs, mine = self.by_choice.get(engine), self.by_choice.get(choice)
         return theirs.time_us.p50 / mine.time_us.p50 if theirs and mine and mine.time_us.p50 else None
 
@@ -141,7 +147,7 @@ class MeasuredCase:
 
     @property
     def auto_ratio(self) -> float:
-        """The median time of `auto` divided by the fastest choice's; 1 if `auto` was not measured or that is 0."""
+        """The median time of `auto` divided by that of the fastest choice; 1 if `auto` was not measured."""
         if self.auto is None or not (shortest := self.by_choice[self.choice].time_us.p50):
             return 1.0
         return self.auto.time_us.p50 / shortest
@@ -161,13 +167,16 @@ class MeasuredCase:
         return not is_tie(self.by_choice[get_choice(self.auto)], selectable)
 
     def _ties_with_fastest(self, record: CollectiveRecord) -> bool:
-        """Whether a record is the fastest one or ties with it."""
+        """Whether a record is the fastest record of this case, or ties with the fastest (`is_tie`)."""
         fastest = self.fastest_record
         return fastest is not None and (record is fastest or is_tie(record, fastest))
 
 
 def get_choice(record: CollectiveRecord) -> str:
-    """Return the choice that a record measured, such as `ring`, `mpi` or `gloo`."""
+    """Return what a record measured, in one word: an algorithm of hpccoll, such as `ring`, or `mpi`, `gloo`, ...
+
+    For `auto`, it is the algorithm that `auto` selected.
+    """
     if record.engine != OWN:
         return record.engine
     return (record.selected if record.algorithm == AUTO else record.algorithm) or AUTO
@@ -193,7 +202,7 @@ def is_tie(record: CollectiveRecord, other: CollectiveRecord) -> bool:
 
 
 def make_cases(measured: Iterable[tuple[Implementation, CollectiveRecord]]) -> list[MeasuredCase]:
-    """Return one case for each setting, place (in or out of place) and message size of the measured records.
+    """Group records: return one `MeasuredCase` for each setting, in or out of place, and message size.
 
     Settings (`TableKey`: operation, element type, ranks, ...) are in the order in which they first appear. The cases of
     a setting are in place first, then out of place, with ascending sizes. If an implementation has several records for
@@ -211,24 +220,24 @@ def make_cases(measured: Iterable[tuple[Implementation, CollectiveRecord]]) -> l
 
 
 def list_cases(records: Iterable[CollectiveRecord]) -> list[MeasuredCase]:
-    """Return the cases of records that were measured with one MPI library; see `make_cases`."""
+    """Group records of runs with one MPI library, as `make_cases` does."""
     return make_cases((Implementation(record.engine, record.algorithm), record) for record in records)
 
 
 def list_table_cases(records: Iterable[CollectiveRecord]) -> list[MeasuredCase]:
-    """Return the cases of `records`, sorted so that the cases of each printed table (see `get_table`) are adjacent."""
+    """Group records as `list_cases` does, so that the cases of each printed table (`get_table`) are adjacent."""
     cases = list_cases(records)
     tables = list(dict.fromkeys(map(get_table, cases)))
     return sorted(cases, key=lambda case: tables.index(get_table(case)))
 
 
 def get_table(case: MeasuredCase) -> tuple[TableKey, bool]:
-    """Return the key of a case's printed table: its setting without the kind of memory, and whether it is in place."""
+    """Return a key that is equal for cases of one printed table: the setting without memory, and `in_place`."""
     return case.setting._replace(buffer=""), case.in_place
 
 
 def pair_places(cases: Iterable[MeasuredCase]) -> list[tuple[MeasuredCase, ...]]:
-    """Return one tuple for each setting and message size: the cases out of place and in place, as far as measured."""
+    """Return one tuple for each setting and message size: its case out of place and its case in place, if measured."""
     settings: dict[TableKey, list[MeasuredCase]] = {}
     for case in cases:
         settings.setdefault(case.setting, []).append(case)
@@ -242,12 +251,12 @@ def pair_places(cases: Iterable[MeasuredCase]) -> list[tuple[MeasuredCase, ...]]
 
 
 def list_implementations(cases: Iterable[MeasuredCase]) -> list[Implementation]:
-    """Return the implementations that any of the cases has, sorted."""
+    """Return the implementations that were measured in any of the cases, sorted."""
     return sorted({name for case in cases for name in case.records}, key=lambda name: name.sort_key)
 
 
 def find_best(pair: Sequence[MeasuredCase]) -> Implementation | None:
-    """Return the implementation with the smallest median, in or out of place; None if all results were wrong."""
+    """Return the implementation with the smallest median time in any case of `pair`; None if all results were wrong."""
     order = list_implementations(pair)
     medians = [(record.time_us.p50, order.index(name)) for case in pair for name, record in case.right.items()]
     return order[min(medians)[1]] if medians else None

@@ -17,7 +17,10 @@ PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 @contextmanager
 def explain_write_errors(path: str | Path, option: str) -> Iterator[None]:
-    """Context manager that converts an OSError in its body to a UsageError, which names the command-line option."""
+    """Context manager that replaces an OSError in its block by a UsageError, which names `path` and `option`.
+
+    `option` is the command-line option that named the file.
+    """
     try:
         yield
     except BrokenPipeError:
@@ -29,7 +32,10 @@ def explain_write_errors(path: str | Path, option: str) -> Iterator[None]:
 
 
 def require_writable(path: str | Path, option: str) -> None:
-    """Raise UsageError unless `path` can be opened for writing; does not change or leave behind any file."""
+    """Raise UsageError, which names the command-line option `option`, unless `path` can be opened for writing.
+
+    No file is changed or left behind.
+    """
     file = Path(path)
     with explain_write_errors(path, option):
         new = not file.exists()
@@ -39,7 +45,10 @@ def require_writable(path: str | Path, option: str) -> None:
 
 
 def require_picture(path: str | Path, option: str) -> None:
-    """Raise UsageError unless `path` has a suffix of PICTURE_SUFFIXES and can be written; leaves no file behind."""
+    """Raise UsageError unless `path` can be written and has a suffix of PICTURE_SUFFIXES; leaves no file behind.
+
+    The message names the command-line option `option`.
+    """
     if Path(path).suffix.lower() not in PICTURE_SUFFIXES:
         raise UsageError(f"{option} {path}: the suffix gives the format; use one of {', '.join(PICTURE_SUFFIXES)}")
     require_writable(path, option)

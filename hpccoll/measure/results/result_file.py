@@ -36,7 +36,7 @@ _START = f'{{"schema":"{SCHEMA.partition("/")[0]}/'.encode()
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
-    """The records of a result file, as decoded lines."""
+    """The records of a result file, as decoded JSON objects, with the numbers of their lines."""
 
     name: str  # the command-line option and the path, for error messages
     records: tuple[dict[str, Any], ...]  # one dict per line
@@ -49,9 +49,9 @@ class FileContents:
         return f"{self.name}, line {self.lines[index]}"
 
     def keep_comparable(self, run: Mapping[str, Any]) -> Self:
-        """Return the records that a run may continue, without those of other hosts, ranks or versions.
+        """Return only the records that a new run may continue: those of equal hosts, ranks and versions.
 
-        `run` is the record of kind `run` of that run. The hosts may differ if one SLURM job was requeued.
+        `run` is the new run's record of kind `run`. The hosts may differ if one SLURM job was requeued.
         """
         kept, comparable = [], True
         for index, record in enumerate(self.records):
@@ -105,7 +105,7 @@ def read_records(path: str | Path, option: str = "--resume") -> FileContents:
 
 
 def find_result_files(path: Path) -> list[Path]:
-    """Return a file itself, or all `.jsonl` files below a directory; raise UsageError if it has none; read no file."""
+    """Return `[path]` for a file, or all `.jsonl` files below the directory `path`; UsageError if there are none."""
     files = sorted(file for file in path.rglob("*.jsonl") if file.is_file()) if path.is_dir() else [path]
     if not files:
         raise UsageError(f"FILE {path}: no *.jsonl in this directory; name files that hpccoll wrote with --json")
@@ -164,7 +164,10 @@ class RecordWriter:
 
 
 def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
-    """Open a file for appending: empty it, or, to resume, remove only an incomplete last line."""
+    """Open a result file for appending, after emptying it or, with `resume`, removing an incomplete last line.
+
+    Errors name the command-line option `option`.
+    """
     with explain_write_errors(path, option):
         if path.exists() and not path.is_file():  # such as /dev/stderr or a FIFO
             return path.open("wb", buffering=0)
@@ -197,14 +200,17 @@ def _append_line(stream: BinaryIO, line: bytes) -> None:
 
 
 def _damage_error(line: bytes, location: str) -> UsageError:
-    """Return the error for a file whose lines are all damaged, of which `line` is the first."""
+    """Return the error for a file whose lines are all damaged; `line` is the first, and `location` file and number."""
     if _starts_like_record(line):
         return UsageError(f"{location} is damaged, as are all other lines; name another file")
     return _foreign_error(location)
 
 
 def _decode_record(line: bytes, location: str) -> dict[str, Any]:
-    """Decode a line of a result file; raise UsageError unless it has hpccoll's `schema` and a `kind`."""
+    """Return the JSON object in a line of a result file; raise UsageError unless hpccoll has written the line.
+
+    `location` is the file and the line number, for the error.
+    """
     record = msgspec.json.decode(line)
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA or not isinstance(record.get("kind"), str):
@@ -213,7 +219,7 @@ def _decode_record(line: bytes, location: str) -> dict[str, Any]:
 
 
 def _is_comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the measurements of two runs, given by their records of kind `run`, may stand in one table."""
+    """Whether two runs, given by their records of kind `run`, have equal hosts, ranks, devices and versions."""
     if any(one.get(name) != other.get(name) for name in ("versions", "ranks", "nodes")):
         return False
     if list(one.get("devices", ())) != list(other.get("devices", ())):  # a tuple before it is written, then a list
@@ -238,6 +244,9 @@ def _starts_like_record(line: bytes) -> bool:
 
 
 def _foreign_error(location: str, schema: object = None) -> UsageError:
-    """Return the error for a line that hpccoll did not write, or wrote with another version of the schema."""
+    """Return the error for a line that hpccoll did not write, or wrote with another version of the schema.
+
+    `location` is the file and the line number, and `schema` the line's version.
+    """
     seen = f"schema {schema!r} instead of {SCHEMA!r}" if schema else f"not a record of schema {SCHEMA!r}"
     return UsageError(f"{location}: {seen}; name a file that hpccoll wrote with --json")

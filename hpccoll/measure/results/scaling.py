@@ -20,7 +20,7 @@ def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
 
 
 def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRecord]:
-    """Return one record per case (operation, size, engine, ...) that was measured on at least two numbers of ranks.
+    """Return one record per operation, size and algorithm that was measured on at least two numbers of ranks.
 
     A record has one point per job size, sorted by nodes, then ranks. Of repeated measurements, the last one is used.
     """
@@ -41,7 +41,10 @@ def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRec
 
 
 def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
-    """Merge measurements that differ only in nodes and ranks; each point's ratio is its time divided by the first's."""
+    """Return the record of measurements that differ only in nodes and ranks: a point per measurement.
+
+    The ratio of a point is its time divided by that of the first point.
+    """
     first = records[0]
     points = tuple(
         ScalingPoint(r.nodes, r.ranks, t.p50, t.p50_low, t.p50_high, r.busbw, t.p50 / first.time_us.p50)

@@ -12,7 +12,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class FastestRange(NamedTuple, Generic[Name]):
-    """Cases of successive message sizes, in all of which each of `names` is the fastest or ties with the fastest."""
+    """Successive message sizes at all of which each of `names` is the fastest or ties with the fastest."""
 
     names: tuple[Name, ...]  # the one that is the fastest at most sizes comes first
     cases: tuple[MeasuredCase, ...]
@@ -21,12 +21,14 @@ class FastestRange(NamedTuple, Generic[Name]):
 def find_fastest_ranges(
     cases: Sequence[MeasuredCase], list_fastest: Callable[[MeasuredCase], Sequence[Name]]
 ) -> list[FastestRange[Name]]:
-    """Return the ranges in which one name is always the fastest or tied with it, each as long as possible.
+    """Divide message sizes into ranges in which one implementation is always the fastest, or tied with the fastest.
+
+    Each range is as long as possible.
 
     Args:
-        cases: differ in message size only, which ascends.
-        list_fastest: returns the name of the fastest in a case, and then the names that tie with it; none if all
-            results are wrong, and then the case is in no range.
+        cases: measurements that differ in message size only, which ascends.
+        list_fastest: returns the name of the fastest at a size, and then the names that tie with it; none if all
+            results are wrong, and then the size is in no range.
     """
     fastest = [list_fastest(case) for case in cases]
     groups: list[tuple[list[Name], list[int]]] = []

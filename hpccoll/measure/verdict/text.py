@@ -35,7 +35,10 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:B|[KMGT]iB|GB/s|us|ms|s|%)(?!\w))")
 
 
 def format_verdict(cases: Sequence[MeasuredCase], conditions: RunConditions, width: int | None = None) -> str:
-    """Return the verdict on a benchmark in lines of `width` characters (None: 120, tables as wide as needed)."""
+    """Return the last screen of `hpccoll bench`: the fastest at each size, what `auto` selects, trust, next commands.
+
+    Lines have `width` characters; None stands for 120, and tables as wide as needed.
+    """
     if not cases:
         return "No results: nothing was measured."
     fill = width or DEFAULT_WIDTH
@@ -78,7 +81,7 @@ def format_footer(cases: Sequence[MeasuredCase]) -> str:
 
 
 def _wrap(keyword: str, text: str, width: int) -> list[str]:
-    """Return a paragraph that begins with a keyword, as lines; no line if `text` is empty."""
+    """Return `text` as lines of `width` characters, of which the first begins with `keyword:`; [] if it is empty."""
     first = (f"{keyword}:" if keyword else "").ljust(len(_INDENT))
     kept = _BEFORE_UNIT.sub(_NO_BREAK, text)
     lines = textwrap.wrap(
@@ -88,7 +91,7 @@ def _wrap(keyword: str, text: str, width: int) -> list[str]:
 
 
 def _format_sizes(cases: Sequence[MeasuredCase], conditions: RunConditions, width: int | None) -> list[str]:
-    """Return the table with a line per message size; `cases` differ in message size and kind of memory only."""
+    """Return the lines of a table of the fastest at each size; `cases` differ in message size and memory only."""
     first = cases[0]
     several = len({case.setting.buffer for case in cases}) > 1
     engines = _list_other_engines(cases)
@@ -130,7 +133,10 @@ def _format_sizes(cases: Sequence[MeasuredCase], conditions: RunConditions, widt
 def _name_second_choices(
     rows: Sequence[list[str]], columns: Sequence[TextColumn], cases: Sequence[MeasuredCase], width: int
 ) -> None:
-    """Name two choices in cells of the column `fastest` without a clear winner, as far as the table's width allows."""
+    """Change cells of the column `fastest` in `rows` to name two choices where none is clearly the fastest.
+
+    A cell is changed only if the table then still fits into `width` characters.
+    """
     at = [column.heading for column in columns].index("fastest")
     for row, case in zip(rows, cases, strict=True):
         shorter, dropped = row[at], lay_out_table(columns, rows, width).dropped
@@ -141,14 +147,14 @@ def _name_second_choices(
 
 
 def _format_fastest_time(case: MeasuredCase) -> str:
-    """Return the median of the fastest, after a mark if the median is uncertain."""
+    """Return the median time of the fastest as a string, such as `54.2 us`, after a mark if it is uncertain."""
     if case.fastest_record is None:
         return "all wrong"
     return UNCERTAIN * is_uncertain(case.fastest_record) + format_us(case.fastest_record.time_us.p50)
 
 
 def _list_legend(cases: Sequence[MeasuredCase], conditions: RunConditions) -> Iterator[str]:
-    """Yield the meanings of the names and marks in a table."""
+    """Yield phrases that explain the names and marks in a table."""
     rows = [row for case in cases for row in case.rows]
     measured = {row.engine for row in rows}
     if REFERENCE in measured:
@@ -167,12 +173,12 @@ def _list_legend(cases: Sequence[MeasuredCase], conditions: RunConditions) -> It
 
 
 def _join_choices(choices: Sequence[str], most: int = 2) -> str:
-    """Return choices without a clear winner, such as `ring or mpi`; those after the first `most` are counted."""
+    """Return the names of choices that tie, such as `ring or mpi`; after the first `most`, only their number."""
     return " or ".join([*choices[:most], *([f"{len(choices) - most} more"] if len(choices) > most else [])])
 
 
 def format_us(microseconds: float) -> str:
-    """Return a time with three digits and its unit, such as `54.2 us`, `1.31 ms` or `2.04 s`."""
+    """Return a time as a string with three significant digits and a unit, such as `54.2 us`, `1.31 ms` or `2.04 s`."""
     for factor, unit in ((1e6, "s"), (1e3, "ms")):
         if microseconds >= 0.9995 * factor:
             return f"{_format_digits(microseconds / factor)} {unit}"
@@ -180,12 +186,12 @@ def format_us(microseconds: float) -> str:
 
 
 def _format_digits(value: float) -> str:
-    """Return a number with three digits, such as `1.31`, `54.2` or `120`."""
+    """Return a number as a string with three significant digits, such as `1.31`, `54.2` or `120`."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
 def _format_over(case: MeasuredCase, engine: str) -> tuple[str, str]:
-    """Return the speed of the fastest implementation relative to `engine`, and the interval of this ratio."""
+    """Return two cells: how many times as fast as `engine` the fastest is, such as `1.31x`, and the 95 % interval."""
     if case.choice == engine:
         return "1x", ""
     ratio = case.compare_engine(engine)
@@ -195,7 +201,7 @@ def _format_over(case: MeasuredCase, engine: str) -> tuple[str, str]:
 
 
 def _format_auto(case: MeasuredCase) -> str:
-    """Return the algorithm that `auto` selected, and whether it ties with the fastest or how much longer it takes."""
+    """Return the cell for `auto`: its algorithm, and that it ties with the fastest, or how much longer it takes."""
     if case.auto is None:
         return "-"
     name = get_choice(case.auto)
@@ -205,7 +211,7 @@ def _format_auto(case: MeasuredCase) -> str:
 
 
 def _format_ranges(cases: Sequence[MeasuredCase], width: int) -> Iterator[str]:
-    """Yield the recommended implementation of each range of message sizes, per kind of memory, as lines."""
+    """Yield lines that name the fastest implementation in each range of message sizes, per kind of memory."""
     several = len({case.setting.buffer for case in cases}) > 1
     for _, group in groupby(cases, key=lambda case: case.setting):
         members = list(group)
@@ -219,24 +225,25 @@ def _format_ranges(cases: Sequence[MeasuredCase], width: int) -> Iterator[str]:
 
 
 def _list_other_engines(cases: Sequence[MeasuredCase]) -> list[str]:
-    """Return the engines of other libraries than MPI that were measured."""
+    """Return the measured engines except hpccoll and `mpi`, such as `gloo`."""
     engines = dict.fromkeys(row.engine for case in cases for row in case.rows)
     return [engine for engine in engines if engine not in (OWN, REFERENCE)]
 
 
-def _describe_range(found: FastestRange[str], engines: Sequence[str], is_first: bool) -> str:
-    """Return the fastest in a range of sizes, and by how much: `8 B to 2 KiB mpi (85.0 to 120x gloo)`.
+def _describe_range(fastest_range: FastestRange[str], engines: Sequence[str], is_first: bool) -> str:
+    """Return a phrase: the fastest in a range of sizes, and how many times as fast as `engines` it is.
 
-    The first factor of the first range is written in full: `85.0 to 120 times as fast as gloo`.
+    For example: `8 B to 2 KiB mpi (85.0 to 120x gloo)`. With `is_first`, the first factor is written in full:
+    `85.0 to 120 times as fast as gloo`.
     """
-    first, last = (format_size(case.nbytes) for case in (found.cases[0], found.cases[-1]))
+    first, last = (format_size(case.nbytes) for case in (fastest_range.cases[0], fastest_range.cases[-1]))
     where = first if first == last else f"{first} to {last}"
-    names = _join_choices(found.names)
+    names, cases = _join_choices(fastest_range.names), fastest_range.cases
     factors = [
         (_format_spread(ratios), engine)
         for engine in engines
-        if engine not in found.names
-        and (ratios := [x for case in found.cases if (x := case.divide_times(engine, found.names[0])) is not None])
+        if engine not in fastest_range.names
+        and (ratios := [x for case in cases if (x := case.divide_times(engine, fastest_range.names[0])) is not None])
     ]
     spelled = [
         f"{spread} {AS_FAST} {engine}" if is_first and at == 0 else f"{spread}x {engine}"
@@ -246,7 +253,7 @@ def _describe_range(found: FastestRange[str], engines: Sequence[str], is_first: 
 
 
 def _format_spread(ratios: Sequence[float]) -> str:
-    """Return the smallest and the largest ratio with the digits of the table, such as `1.20 to 2.50`."""
+    """Return the smallest and the largest of `ratios` as a string, such as `1.20 to 2.50`."""
     low, high = map(_format_digits, (min(ratios), max(ratios)))
     return low if low == high else f"{low} to {high}"
 
@@ -279,7 +286,10 @@ def _describe_slower_auto(case: MeasuredCase) -> str:
 
 
 def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None, network: Network | None = None) -> str:
-    """Return a sentence that compares the fastest at the largest size with the bound of memory, links or a network."""
+    """Return a sentence that compares the fastest at the largest size with a lower bound of its time.
+
+    The bound is the optimum on `network`, or the measured speed `limit` of memory or links; empty without both.
+    """
     timed = [case for case in cases if case.fastest_record is not None and case.nbytes >= LEAST_LIMITED]
     if (limit is None and network is None) or not timed:
         return ""
@@ -307,7 +317,7 @@ def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None, n
 
 
 def _describe_bound(operation: Operation, case: MeasuredCase, limit: HardwareLimit) -> str:
-    """Return the least data that must be moved, and the measured speed at which memory or links move it."""
+    """Return a phrase: the least data that an operation must move, and the measured speed of memory or links."""
     ranks, size = case.setting.ranks, format_size(case.nbytes)
     gigabytes = limit.nbytes / limit.us / 1e3 if limit.us else 0.0
     if limit.nodes > 1 and limit.unequal and operation is Operation.ALL_REDUCE:
@@ -321,7 +331,7 @@ def _describe_bound(operation: Operation, case: MeasuredCase, limit: HardwareLim
 
 
 def list_next_commands(cases: Sequence[MeasuredCase], conditions: RunConditions) -> list[str]:
-    """Return up to three commands that are worth typing next, each with its purpose."""
+    """Return up to three commands that the user may type next, each with its purpose."""
     rows = [row for case in cases for row in case.rows]
     ranks, ops = rows[0].ranks, " ".join(dict.fromkeys(case.setting.op for case in cases))
     improvable = [case for case in cases if case.can_tuning_help]

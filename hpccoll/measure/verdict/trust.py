@@ -54,7 +54,7 @@ class RunConditions:
 
 
 def describe_trust(cases: Sequence[MeasuredCase], conditions: RunConditions) -> list[str]:
-    """Return, each in a sentence, whether results, the choice of the fastest, and times can be trusted."""
+    """Return sentences that state whether the results, the choice of the fastest, and the times can be trusted."""
     rows = [row for case in cases for row in case.rows]
     wrong = sorted({get_choice(row) for row in rows if row.wrong})
     if wrong:
@@ -77,7 +77,7 @@ def describe_trust(cases: Sequence[MeasuredCase], conditions: RunConditions) -> 
 
 
 def _describe_clear_winners(cases: Sequence[MeasuredCase]) -> str:
-    """Return at how many sizes the fastest is clear; empty where no size has two choices."""
+    """Return a sentence: at how many sizes one implementation is clearly the fastest; "" if none has two choices."""
     compared = [case for case in cases if len({get_choice(row) for row in case.rows}) > 1]
     clear = sum(len(case.best_choices) < 2 for case in compared)
     if not compared:
@@ -89,7 +89,10 @@ def _describe_clear_winners(cases: Sequence[MeasuredCase]) -> str:
 
 
 def _describe_starts(rows: Sequence[CollectiveRecord], conditions: RunConditions) -> str:
-    """Return how iterations started, how wrong the clock was, and how many rounds were discarded; empty if unknown."""
+    """Return a sentence: how iterations started, how wrong the clock was, and how many iterations were discarded.
+
+    It is empty if the records do not state it.
+    """
     windows = [row for row in rows if row.start is StartMethod.WINDOW]
     barriers = [row for row in rows if row.start is StartMethod.BARRIER and row.ranks > 1]
     if not windows:
@@ -109,7 +112,7 @@ def _describe_starts(rows: Sequence[CollectiveRecord], conditions: RunConditions
 
 
 def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) -> Iterator[str]:
-    """Yield the reasons to doubt the times."""
+    """Yield phrases with reasons to doubt the measured times, such as shared cores."""
     ranks = max(row.ranks for row in rows)
     if ranks == 1:
         yield "one rank sends nothing, so times are the cost of a call"
@@ -136,7 +139,7 @@ def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) ->
 
 
 def are_unreliable(rows: Sequence[CollectiveRecord]) -> bool:
-    """Whether more medians than the fraction `MAX_UNCERTAIN` are uncertain, so that a benchmark says little."""
+    """Whether more than a fraction `MAX_UNCERTAIN` of the median times are uncertain; then a benchmark says little."""
     return sum(map(is_uncertain, rows)) > MAX_UNCERTAIN * len(rows)
 
 

@@ -33,13 +33,19 @@ EN_DASH = "\u2013"
 
 
 def arrows_height(history: PlanHistory, messages: Sequence[PlanMessage]) -> float:
-    """Return the height in pixels of a drawing of rank discs and arrows, larger for messages to more distant ranks."""
+    """Return the height in pixels of the part of a drawing with rank discs and the arrows of `messages`.
+
+    The height is larger if messages go to more distant ranks.
+    """
     longest = max(abs(message.dest - message.source) for message in messages)
     return 2 * RADIUS + 4 + (LABEL_HEIGHT if history.chunks > 1 else 0) + 40 + min(4.0 * longest, 36.0)
 
 
 def draw_rank(rank: int, centre: XY, *, idle: bool = False) -> list[SceneShape]:
-    """Return the shapes of a rank: a disc with the rank's number, hollow if `idle`; some ranks have a cut corner."""
+    """Return the shapes of a rank at `centre`: a disc with the rank's number, hollow if `idle`.
+
+    Ranks 8 to 15, 24 to 31, and so on have a cut corner, because ranks r and r + 8 have the same colour.
+    """
     fill = palette.PAPER if idle else palette.rank_colour(rank)
     x, y = centre
     shapes: list[SceneShape] = [Disc(centre, RADIUS, fill, palette.PALE if idle else None, 1.25)]
@@ -94,14 +100,21 @@ def _arrow_positions(layout: GridLayout, messages: Sequence[PlanMessage], *, at_
 
 
 def _draw_label(x: float, y: float, words: str, width: float) -> list[SceneShape]:
-    """Return the box and the text of a label that names chunks; (`x`, `y`) is the middle of the box's top edge."""
+    """Return the shapes of a label, a box with the text `words`; the middle of the box's top edge is at (x, y).
+
+    The box is `width` pixels wide, and the text is made smaller if it does not fit.
+    """
     size = min(LABEL_SIZE, LABEL_SIZE * (width - 3) / estimate_text_width(words, LABEL_SIZE))
     box = OutlinedBox((x - width / 2, y, width, LABEL_HEIGHT), palette.PAPER, palette.INK, 0.9, 3)
     return [box, TextLabel((x, y + LABEL_HEIGHT / 2 + 0.36 * size), words, size, palette.INK)]
 
 
 def _list_labels(layout: GridLayout, frame: Frame, starts: Sequence[float]) -> Iterator[tuple[float, str, float]]:
-    """Yield the middle, words and width of a label per message; one per sender for equal chunks or lack of room."""
+    """Yield (x of the middle, text, width in pixels) of a label for each message of `frame`.
+
+    A sender gets one label for all its messages if they have equal chunks or there is no room for more. `starts` has
+    the x at which each message's arrow starts.
+    """
     for rank in range(layout.history.plan.ranks):
         own = [(m.send, x) for m, x in zip(frame.messages, starts, strict=True) if m.source == rank and m.send]
         room = (layout.pitch - 4) / max(len(own), 1)
@@ -120,7 +133,7 @@ def _list_labels(layout: GridLayout, frame: Frame, starts: Sequence[float]) -> I
 
 
 def _format_chunks(layout: GridLayout, chunks: Sequence[int], room: float) -> str:
-    """Return text with the numbers of the chunks, or with their count if the numbers exceed `room` pixels."""
+    """Return text with the numbers of `chunks`, or with their count if the numbers are wider than `room` pixels."""
     if layout.history.plan.operation is Operation.ALL_TO_ALL:
         lines = layout.lines
         parts = {name: [c % lines for c in chunks if get_column_name(c, lines) == name] for name in COLUMNS}

@@ -38,9 +38,11 @@ GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 
 @dataclass(frozen=True, slots=True)
 class GridLayout:
-    """The sizes of a grid in pixels; `cell` and `piece` (one rank's part of a cell) are (width, height).
+    """The sizes in pixels of a grid that shows the contents of all chunks of all ranks, one cell per chunk.
 
-    Chunk c is in line c mod `lines` of a column. If `numbered`, each piece shows the number of its rank.
+    `cell` is the (width, height) of a cell, and `piece` that of the part of a cell that stands for one rank's
+    contribution. Each rank has `lines` lines of cells: chunk c is in line c mod `lines`. If `numbered`, each piece
+    shows a rank number.
     """
 
     history: PlanHistory
@@ -57,7 +59,7 @@ class GridLayout:
 
     @property
     def pitch(self) -> float:
-        """The distance in pixels between neighbouring ranks of a node."""
+        """The distance in pixels between the left edges of neighbouring ranks of a node."""
         return max(self.width + BETWEEN, LEAST_PITCH)
 
     @property
@@ -66,12 +68,12 @@ class GridLayout:
         return self.lines * (self.cell[1] + GAP) - GAP
 
     def corner(self, rank: int, chunk: int) -> XY:
-        """Return the upper left corner of a cell, relative to the upper left corner of the grid."""
+        """Return the upper left corner of a chunk's cell, in pixels relative to the upper left corner of the grid."""
         left = self.middle(rank) - self.width / 2
         return left + chunk // self.lines * (self.cell[0] + GAP), chunk % self.lines * (self.cell[1] + GAP)
 
     def middle(self, rank: int) -> float:
-        """Return the x of the middle of a rank's column, relative to the grid's left edge."""
+        """Return the x of the middle of a rank's column, in pixels from the grid's left edge."""
         return (rank + 0.5) * self.pitch + self.node_of(rank) * NODE_GAP
 
     @property
@@ -86,7 +88,7 @@ class GridLayout:
 
 
 def lay_out_grid(history: PlanHistory) -> GridLayout:
-    """Return the common grid sizes of all frames of `history`, with cells large enough for their labels."""
+    """Return the grid sizes that all frames of `history` share, with cells large enough for their labels."""
     n, chunks = history.plan.ranks, history.frames[0].counts.shape[1]
     lines = n if history.plan.operation is Operation.ALL_TO_ALL else min(chunks, MOST_LINES)
     columns = -(-chunks // lines)
@@ -100,25 +102,28 @@ def lay_out_grid(history: PlanHistory) -> GridLayout:
 
 
 def cell_size(piece: XY, n: int) -> XY:
-    """Return the width and height of a cell with n boxes of size `piece`, one pixel apart."""
+    """Return the width and height in pixels of a cell with n boxes of size `piece`, one pixel apart."""
     across, down = min(n, PER_LINE), -(-n // PER_LINE)
     return across * (piece[0] + 1) + 1, down * (piece[1] + 1) + 1
 
 
 def format_tile_label(history: PlanHistory, rank: int, chunk: int) -> str:
-    """Return the label of the data block that was chunk `chunk` of rank `rank` before the first round."""
+    """Return the label of a data block, named by the rank and chunk in which it was before the first round."""
     if history.plan.operation is Operation.ALL_TO_ALL:
         return f"{rank}\u2192{chunk % history.plan.ranks}"
     return str(chunk * history.plan.ranks // history.chunks if history.plan.operation is Operation.SCATTER else rank)
 
 
 def get_column_name(chunk: int, lines: int) -> str:
-    """Return the name of the column in which the drawing of an all-to-all shows a chunk: in, out or work."""
+    """Return the column of an all-to-all's drawing that shows chunk `chunk`: in, out or work.
+
+    A column has `lines` chunks.
+    """
     return COLUMNS[min(chunk // lines, len(COLUMNS) - 1)]
 
 
 def draw_grid(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
-    """Return the shapes of the grid of `frame`; the upper left corner of the grid is `at`."""
+    """Return the shapes of the grid that shows `frame`; the upper left corner of the grid is `at`, in pixels."""
     painter = CellPainter(layout)
     n, chunks = frame.done.shape
     for rank in range(n):
@@ -137,7 +142,7 @@ def draw_grid(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
 
 
 class CellPainter:
-    """Collects the shapes of many cells and groups the shapes by colour, which makes the SVG file shorter."""
+    """Collects the shapes of many grid cells and groups them by colour, which makes the SVG file shorter."""
 
     def __init__(self, layout: GridLayout) -> None:
         self._layout = layout
@@ -149,7 +154,10 @@ class CellPainter:
         self._words: dict[str, list[SceneShape]] = {}
 
     def add_cell(self, box: Box, *, changed: bool, done: bool) -> None:
-        """Add the background of a cell, with a grey rim if `changed` and a black frame if `done`."""
+        """Add the background of a cell (x, y, width, height), with a grey rim if `changed` and a black frame if `done`.
+
+        A chunk is changed if the round wrote it, and done if it has the data that the collective promises as output.
+        """
         x, y, w, h = box
         if changed:
             self._rims.append(OutlinedBox((x - 2.5, y - 2.5, w + 5, h + 5), GLOW, radius=2.5))
@@ -158,7 +166,10 @@ class CellPainter:
             self._frames.append(OutlinedBox((x - 0.25, y - 0.25, w + 0.5, h + 0.5), None, INK, 1.75))
 
     def add_pieces(self, box: Box, owners: list[int]) -> None:
-        """Add a coloured box for each contributing rank in `owners`, at the fixed position of the rank in the cell."""
+        """Add a coloured box to a cell for each rank in `owners` that contributed.
+
+        Each rank has a fixed position in cells.
+        """
         (w, h), numbered = self._layout.piece, self._layout.numbered
         size = 9.5 if self._layout.history.plan.ranks <= 10 else 8.5  # two digits need smaller letters
         for owner in owners:
@@ -167,14 +178,17 @@ class CellPainter:
             self._paint((x, y, w, h), owner, str(owner) if numbered else "", min(h, size))
 
     def add_tile(self, box: Box, owner: int, chunk: int) -> None:
-        """Add a labelled box for the data block that was chunk `chunk` of rank `owner` before the first round."""
+        """Add a labelled box for the data block that was in chunk `chunk` of rank `owner` before the first round."""
         label = format_tile_label(self._layout.history, owner, chunk)
         scattered = self._layout.history.plan.operation is Operation.SCATTER
         x, y, w, h = box
         self._paint((x + 1, y + 1, w - 2, h - 2), int(label) if scattered else owner, label, 10)
 
     def _paint(self, box: Box, owner: int, words: str, size: float) -> None:
-        """Add a labelled box in the colour of rank `owner`, with a cut corner for some ranks (`has_cut_corner`)."""
+        """Add a box with the text `words` (`size` pixels high) in the colour of rank `owner`.
+
+        Some ranks have a cut corner (`has_cut_corner`).
+        """
         x, y, w, h = box
         fill = rank_colour(owner)
         self._filled.setdefault(fill, []).append(box)
@@ -187,7 +201,7 @@ class CellPainter:
             self._words.setdefault(ink, []).append(text)
 
     def shapes(self) -> Iterator[SceneShape]:
-        """Yield the collected shapes from back to front."""
+        """Yield the collected shapes in drawing order: those in the back first."""
         yield from self._rims
         yield FilledBoxes(EMPTY, tuple(self._backgrounds))
         for fill in sorted(self._filled):

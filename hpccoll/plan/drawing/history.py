@@ -62,7 +62,7 @@ class PlanHistory:
 
     @property
     def subtitle(self) -> str:
-        """A text such as `8 ranks, 14 rounds, 8 chunks per rank`, with root and nodes if there are any."""
+        """A description such as `8 ranks, 14 rounds, 8 chunks per rank`, with the root and the nodes if any."""
         operation = self.plan.operation
         parts = [format_count(self.plan.ranks, "rank"), format_count(len(self.frames) - 1, "round")]
         parts += [] if operation is Operation.BARRIER else [f"{format_count(self.chunks, 'chunk')} per rank"]
@@ -88,7 +88,7 @@ def record_history(plan: Plan, nodes: Sequence[int] = ()) -> PlanHistory:
 
 
 class _ChunkContents:
-    """The current chunk contents of all ranks, as the arrays `counts` and `origin` of `Frame`."""
+    """The chunk contents of all ranks between two rounds, as the arrays `counts` and `origin` of `Frame`."""
 
     def __init__(self, plan: Plan) -> None:
         n, chunks, ranks = plan.ranks, plan.rounds().chunks, np.arange(plan.ranks)
@@ -106,7 +106,10 @@ class _ChunkContents:
             self.expected = plan.operation.expected_weights(self.counts.astype(np.uint64), n).astype(np.int16)
 
     def advance(self, number: int, messages: tuple[PlanMessage, ...], steps: Sequence[Step]) -> Frame:
-        """Apply one round and return its frame; all messages read the chunk contents before the round."""
+        """Apply round `number` and return its frame; all messages read the contents from before the round.
+
+        `messages` and `steps` are the messages and the steps of the round.
+        """
         changed = np.zeros_like(self.wanted)
         counts, origin = self.counts.copy(), self.origin.copy()
         for message in messages:
@@ -144,6 +147,10 @@ def _name_two_phases(kinds: Sequence[frozenset[bool]], done: Sequence[Mask]) -> 
 
     The names are reduce-scatter and all-gather if more than half of the ranks complete some chunk before all other
     ranks do; otherwise, the names are reduce and broadcast, or reduce and copy.
+
+    Args:
+        kinds: for each frame, whether its messages reduce (true), copy (false), or both.
+        done: for each frame, a mask of the chunks of each rank that are complete.
     """
     n, chunks = done[0].shape
     firsts = [next(mask[:, c] for mask in done if mask[:, c].any()) for c in range(chunks)]

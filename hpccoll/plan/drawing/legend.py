@@ -26,7 +26,10 @@ class LegendEntry:
 
 
 def draw_legend(layout: GridLayout, at: XY, width: float) -> tuple[list[SceneShape], float]:
-    """Return the shapes of the legend and its height; `at` is its upper left corner, `width` the width of its lines."""
+    """Return the shapes of the legend and its height in pixels.
+
+    `at` is the upper left corner of the legend, and `width` the largest width of its lines in pixels.
+    """
     shapes: list[SceneShape] = []
     x, line = 0.0, 0
     for entry in _entries(layout):
@@ -42,7 +45,7 @@ def draw_legend(layout: GridLayout, at: XY, width: float) -> tuple[list[SceneSha
 
 
 def _entries(layout: GridLayout) -> Iterator[LegendEntry]:
-    """Yield the legend entries for the symbols that occur in the drawing."""
+    """Yield an entry for each kind of symbol that occurs in the drawing."""
     history = layout.history
     is_barrier = history.plan.operation is Operation.BARRIER
     messages = [message for frame in history.frames for message in frame.messages]
@@ -78,7 +81,10 @@ def _cell_meaning(history: PlanHistory) -> str:
 def _cell_entry(
     layout: GridLayout, words: str, owners: range = range(0), *, changed: bool = False, done: bool = False
 ) -> LegendEntry:
-    """Return the legend entry of a sample cell with contributions of `owners`, or marked as changed or done."""
+    """Return the legend entry, with text `words`, of a sample cell that has contributions of the ranks `owners`.
+
+    The sample cell may be marked as `changed` in the round or `done` (complete).
+    """
     history = layout.history
     if history.accumulates and owners:
         width, height = cell_size(NUMBERED_PIECE, len(owners))
@@ -101,7 +107,7 @@ def _cell_entry(
 
 
 def _arrow_entry(words: str, *, plus: bool) -> LegendEntry:
-    """Return the legend entry of a sample arrow, which ends in a plus or in an arrowhead."""
+    """Return the legend entry, with text `words`, of a sample arrow that ends in a plus (if `plus`) or an arrowhead."""
 
     def draw_sample(at: XY) -> list[SceneShape]:
         """Return the shapes of the sample arrow, which starts at `at`."""

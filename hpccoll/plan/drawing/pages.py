@@ -29,7 +29,7 @@ DISCS_HEIGHT = 2 * RADIUS + 10  # distance from a panel's top to its grid in a r
 
 
 def lay_out_pages(history: PlanHistory) -> list[Scene]:
-    """Return pages (scenes) with all frames of `history`, each with a title and a legend; short histories need one."""
+    """Return pages (scenes) with all frames of `history` in columns, each page with a title and a legend."""
     layout = lay_out_grid(history)
     frames, per_page = history.frames, _count_frames_per_page(layout, history.frames)
     count = -(-len(frames) // per_page)
@@ -39,7 +39,7 @@ def lay_out_pages(history: PlanHistory) -> list[Scene]:
 
 
 def _lay_out_page(layout: GridLayout, frames: Sequence[Frame], number: str) -> Scene:
-    """Return a page (a scene) with the given frames in columns; `number` is the page's, such as `1 of 3`."""
+    """Return a page (a scene) with the given frames in columns; `number` is text such as `1 of 3`."""
     columns = _split_into_columns(layout, frames)
     heights = [sum(panel_height(layout, frame) + AFTER for frame in column) for column in columns]
     width = MARGIN + layout.full_width
@@ -70,12 +70,15 @@ def lay_out_animation(history: PlanHistory) -> list[Scene]:
 
 
 def _measure_panels(layout: GridLayout, frames: Sequence[Frame]) -> XY:
-    """Return the largest width and height of the panels of `frames`, including the gaps to the next panels."""
+    """Return the largest width and height in pixels of the panels that show `frames`, with the gaps between panels."""
     return MARGIN + layout.full_width + BESIDE, max(panel_height(layout, frame) for frame in frames) + AFTER
 
 
 def _list_page_sizes(layout: GridLayout) -> list[XY]:
-    """Return width and height for the panels of a landscape and a portrait page; wide panels need larger pages."""
+    """Return (width, height) in pixels of the room for panels on a landscape and on a portrait page.
+
+    Wide panels need larger pages.
+    """
     edges, above = 2 * EDGE - BESIDE, TITLE + EDGE + LEGEND_ROOM
     grow = max(1.0, (MARGIN + layout.full_width + BESIDE + edges) / LONG_SIDE)
     sides = LONG_SIDE * grow, SHORT_SIDE * grow
@@ -83,7 +86,7 @@ def _list_page_sizes(layout: GridLayout) -> list[XY]:
 
 
 def _count_frames_per_page(layout: GridLayout, frames: Sequence[Frame]) -> int:
-    """Return the largest number of frames that fit on a page."""
+    """Return the largest number of `frames` that fit on one page."""
     width, height = _measure_panels(layout, frames)
     return max(
         max(int(page_width // width), 0) * max(int(page_height // height), 1)
@@ -94,14 +97,14 @@ def _count_frames_per_page(layout: GridLayout, frames: Sequence[Frame]) -> int:
 def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Sequence[Frame]]:
     """Return the frames of a page in equally long columns.
 
-    Of the column counts with which the frames fit on a page, the one that brings the page's width / height closest to
-    ASPECT is chosen.
+    Of the column counts with which the frames fit on a page, the function takes the one whose page has the proportion
+    closest to ASPECT (width / height).
     """
     width, height = _measure_panels(layout, frames)
     sizes = _list_page_sizes(layout)
 
     def rate(count: int) -> tuple[bool, float]:
-        """Return a sort key for a number of columns: those that fit first, then by the page's proportions."""
+        """Return a sort key for a number of columns: those that fit come first, then those of better proportions."""
         across, down = count * width, -(-len(frames) // count) * height
         fits = any(across <= most_across and down <= most_down for most_across, most_down in sizes)
         return not fits, abs(math.log(across / (down + TITLE) / ASPECT))
@@ -112,9 +115,10 @@ def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Seq
 
 
 def _finish_page(layout: GridLayout, width: float, height: float, shapes: list[SceneShape], which: str = "") -> Scene:
-    """Return a page (a scene) with a background, the title, the given `shapes` of all panels, and the legend.
+    """Return a page (a scene) with a background, the title, `shapes` and the legend.
 
-    The subtitle ends with `which`, such as `, page 1 of 3`.
+    `width` and `height` are the size in pixels of the area with the panels, whose shapes are `shapes`. The subtitle
+    ends with `which`, such as `, page 1 of 3`.
     """
     name, subtitle = layout.history.plan.name, layout.history.subtitle + which
     width = max(width, LEAST_WIDTH, estimate_text_width(subtitle, 11))
@@ -145,7 +149,10 @@ def _column_names_height(layout: GridLayout) -> float:
 
 
 def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
-    """Return the shapes of the panel that shows `frame`; `at` is the panel's upper left corner."""
+    """Return the shapes of the panel that shows `frame`, with names, messages and grid.
+
+    `at` is its upper left corner.
+    """
     x, y = at
     left, top = x + MARGIN, y + panel_height(layout, frame) - layout.height
     shapes = _draw_nodes(layout, (left, y)) if layout.history.nodes else []
@@ -161,7 +168,10 @@ def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
 
 
 def _draw_names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[SceneShape]:
-    """Return a panel's labels: round, phase, and the lines and columns of the grid, whose top edge has y = `top`."""
+    """Return a panel's labels: round, phase, and the names of the grid's lines and columns.
+
+    `at` is the panel's upper left corner, and `top` the y of the grid's top edge.
+    """
     x, y = at
     name = f"round {frame.number}" if frame.number else "start"
     shapes: list[SceneShape] = [TextLabel((x, y + RADIUS + 5), name, 12.5, INK, "start", bold=True)]
@@ -183,7 +193,7 @@ def _draw_names(layout: GridLayout, frame: Frame, at: XY, top: float) -> list[Sc
 
 
 def _draw_nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
-    """Return labels for the nodes, each above a line that spans the ranks of the node."""
+    """Return labels for the nodes, each above a line that spans the node's ranks; `at` is the upper left corner."""
     shapes: list[SceneShape] = []
     first = 0
     for node, size in enumerate(layout.history.nodes):
@@ -196,7 +206,7 @@ def _draw_nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
 
 
 def _column_names(layout: GridLayout) -> list[str]:
-    """Return the labels of a rank's columns of cells: in, out and work, or each column's first chunk, such as +16."""
+    """Return the labels of a rank's columns of cells: in, out and work (all-to-all), or first chunks, such as +16."""
     if layout.history.plan.operation is Operation.ALL_TO_ALL:
         return [get_column_name(column * layout.lines, layout.lines) for column in range(layout.columns)]
     return [f"+{column * MOST_LINES}" if column else "" for column in range(layout.columns)]

@@ -16,7 +16,7 @@ _NARROW, _USUAL, _WIDE = 0.37, 0.64, 0.98  # widths of letters, in ems
 
 @dataclass(frozen=True, slots=True)
 class FilledBoxes:
-    """Filled rectangles of one colour, such as the boxes in grid cells."""
+    """Filled rectangles of one colour that a scene (a page of shapes) draws, such as the boxes in grid cells."""
 
     fill: str
     boxes: tuple[Box, ...]
@@ -24,7 +24,7 @@ class FilledBoxes:
 
 @dataclass(frozen=True, slots=True)
 class FilledPolygons:
-    """Filled polygons of one colour, such as arrow heads and cut corners."""
+    """Filled polygons of one colour that a scene (a page of shapes) draws, such as arrow heads."""
 
     fill: str
     polygons: tuple[tuple[XY, ...], ...]
@@ -32,7 +32,7 @@ class FilledPolygons:
 
 @dataclass(frozen=True, slots=True)
 class OutlinedBox:
-    """A rectangle with an optional fill and outline, and corners rounded by `radius`."""
+    """A rectangle of a drawing with an optional fill and outline, and corners rounded by `radius` pixels."""
 
     box: Box
     fill: str | None
@@ -43,7 +43,7 @@ class OutlinedBox:
 
 @dataclass(frozen=True, slots=True)
 class LineSegment:
-    """A straight line."""
+    """A straight line of a drawing."""
 
     start: XY
     end: XY
@@ -53,7 +53,7 @@ class LineSegment:
 
 @dataclass(frozen=True, slots=True)
 class Disc:
-    """A filled circle with an optional outline."""
+    """A filled circle of a drawing, with an optional outline."""
 
     centre: XY
     radius: float
@@ -64,7 +64,7 @@ class Disc:
 
 @dataclass(frozen=True, slots=True)
 class TextLabel:
-    """A line of text; `at` is the start, the middle or the end of the baseline, depending on `anchor`."""
+    """A line of text in a drawing; `at` is the start, the middle or the end of its baseline, depending on `anchor`."""
 
     at: XY
     words: str
@@ -79,7 +79,7 @@ SceneShape: TypeAlias = FilledBoxes | FilledPolygons | OutlinedBox | LineSegment
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A page and the shapes on it, listed from back to front."""
+    """A drawing: the size of the page and the shapes on it, listed from back to front."""
 
     width: float
     height: float

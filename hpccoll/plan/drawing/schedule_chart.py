@@ -30,7 +30,7 @@ NAMES = {
 
 
 def describe_simulation(simulation: ScheduleSimulation) -> str:
-    """Return the counts of a schedule and its bubble as one line."""
+    """Return a line with the counts of a simulated pipeline schedule and its bubble (the idle fraction of the time)."""
     schedule = simulation.schedule
     counts = f"{format_count(schedule.stages, 'stage')} on {format_count(schedule.ranks, 'rank')}"
     peak = max(schedule.count_activations()[1])
@@ -41,7 +41,10 @@ def describe_simulation(simulation: ScheduleSimulation) -> str:
 
 
 def lay_out_schedule(simulation: ScheduleSimulation) -> Scene:
-    """Return the chart of a simulated schedule; raise UsageError if it is too long to be legible."""
+    """Return a chart of a simulated pipeline schedule: a line per rank, a box per pass, time from left to right.
+
+    Raises UsageError if the schedule is too long for a legible chart.
+    """
     schedule = simulation.schedule
     unit = min(MOST_UNIT, (MOST_WIDTH - MARGIN) / max(simulation.time, 1))
     if unit < LEAST_UNIT:
@@ -75,7 +78,7 @@ def lay_out_schedule(simulation: ScheduleSimulation) -> Scene:
 
 
 def _draw_pass(schedule: Schedule, action: PipelineAction, box: tuple[float, float, float, float]) -> list[SceneShape]:
-    """Return the box of a pass with the number of its micro-batch."""
+    """Return the shapes of one pass: a box (x, y, width, height) with the number of its micro-batch."""
     x, y, width, height = box
     fill = _choose_fill(schedule, action)
     words = str(action.microbatch)
@@ -85,14 +88,17 @@ def _draw_pass(schedule: Schedule, action: PipelineAction, box: tuple[float, flo
 
 
 def _choose_fill(schedule: Schedule, action: PipelineAction) -> str:
-    """Return the colour of a pass; each later stage of a rank is a third darker than the one before."""
+    """Return the colour of a pass's box.
+
+    Each further stage of the same rank is a third darker than the stage before.
+    """
     rank = schedule.stage_ranks[action.stage]
     place = schedule.stage_ranks[: action.stage].count(rank)
     return "#" + "".join(f"{int(int(FILLS[action.kind][at : at + 2], 16) * 0.66**place):02x}" for at in (1, 3, 5))
 
 
 def _draw_legend(schedule: Schedule, y: float) -> list[SceneShape]:
-    """Return the legend of the kinds that occur."""
+    """Return the legend, at height `y`, of the kinds of passes that occur in the schedule."""
     shapes: list[SceneShape] = []
     x = EDGE
     for kind in (kind for kind in FILLS if kind in schedule.kinds):
@@ -106,7 +112,10 @@ def _draw_legend(schedule: Schedule, y: float) -> list[SceneShape]:
 
 
 def format_schedule_grid(simulation: ScheduleSimulation) -> str:
-    """Return a simulated schedule, whose times are whole numbers, as text: a line per rank, a column per time unit."""
+    """Return a simulated pipeline schedule as text: a line per rank, a column per time unit.
+
+    All times of the simulation must be integers.
+    """
     schedule = simulation.schedule
     if any(step.start % 1 or step.end % 1 for step in simulation.steps):
         raise UsageError(f"a text chart of {schedule.name} needs times that are whole numbers; draw .svg or .png")

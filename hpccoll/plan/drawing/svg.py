@@ -36,7 +36,7 @@ def _n(value: float) -> str:
 
 
 def _style(shape: SceneShape) -> str:
-    """Return a shape's SVG attributes for colours, line width and font, but not its position."""
+    """Return a shape's SVG attributes for colours, line width and font, without its position."""
     match shape:
         case TextLabel(_, _, size, fill, anchor, bold):
             weight = ' font-weight="bold"' if bold else ""
@@ -51,7 +51,7 @@ def _style(shape: SceneShape) -> str:
 
 
 def _group(style: str, shapes: list[SceneShape]) -> Iterator[str]:
-    """Yield the SVG lines of shapes of one style: a `<g>` with the style, or a single element."""
+    """Yield the SVG lines of shapes of equal style: a `<g>` element that has the attributes `style`, or one shape."""
     if len(shapes) == 1:
         yield _element(shapes[0], f" {style}")
         return
@@ -61,7 +61,7 @@ def _group(style: str, shapes: list[SceneShape]) -> Iterator[str]:
 
 
 def _element(shape: SceneShape, style: str) -> str:
-    """Return the SVG element of a shape, with the attributes `style` added."""
+    """Return the SVG element of a shape; `style` is added to its attributes and may be empty."""
     match shape:
         case TextLabel((x, y), words):
             return f'<text x="{_n(x)}" y="{_n(y)}"{style}>{escape(words)}</text>'
@@ -81,5 +81,5 @@ def _element(shape: SceneShape, style: str) -> str:
 
 
 def _pair(point: XY) -> str:
-    """Return a point as the string `X Y`."""
+    """Return a point as the string `X Y` for SVG."""
     return f"{_n(point[0])} {_n(point[1])}"

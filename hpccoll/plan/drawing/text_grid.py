@@ -20,7 +20,7 @@ LONGEST_LIST = 11  # most characters of the ranges of ranks in a cell
 
 
 def format_text_grid(history: PlanHistory) -> str:
-    """Return `history` as ASCII text with lines of at most about 120 characters."""
+    """Return the rounds of a plan as ASCII pictures of the ranks' chunks, in lines of at most about 120 characters."""
     lines = [f"{history.plan.name}: {history.subtitle}", *_legend_lines(history)]
     for frame in history.frames:
         lines += ["", *_frame_lines(history, frame)]
@@ -28,7 +28,7 @@ def format_text_grid(history: PlanHistory) -> str:
 
 
 def _legend_lines(history: PlanHistory) -> Iterator[str]:
-    """Yield the lines that explain the cells of the grid and the marks in cells."""
+    """Yield the lines that explain the cells of the text grid and the marks in the cells."""
     operation, done = history.plan.operation, "required and complete"
     if operation is Operation.BARRIER:
         done = "knows that every rank has arrived"
@@ -43,7 +43,7 @@ def _legend_lines(history: PlanHistory) -> Iterator[str]:
 
 
 def _frame_lines(history: PlanHistory, frame: Frame) -> Iterator[str]:
-    """Yield the lines of a frame: title, fences, messages, grid; a wide grid is split into grids of fewer columns."""
+    """Yield the lines of a frame (a round): title, fences, messages and grid; a wide grid is split into several."""
     title = f"round {frame.number}" if frame.number else "start"
     yield f"{title}, {frame.phase}" if frame.phase else title
     yield from _arrange_in_columns([f"{format_ranges(group)} wait for each other" for group in frame.fences])

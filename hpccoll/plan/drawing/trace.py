@@ -16,7 +16,7 @@ _DIGITS = 4  # decimals of a microsecond
 
 
 def make_trace(timeline: Timeline) -> dict[str, Any]:
-    """Return the content of a trace file as a dictionary that `json.dumps` accepts."""
+    """Return a timeline in Chrome's Trace Event Format (as Perfetto opens it), a dictionary for `json.dumps`."""
     events = [_metadata_event("process_name", 0, timeline.name)]
     events += [_metadata_event("thread_name", rank, f"rank {rank}") for rank in range(timeline.ranks)]
     events += [_metadata_event("thread_sort_index", rank, rank) for rank in range(timeline.ranks)]
@@ -27,12 +27,12 @@ def make_trace(timeline: Timeline) -> dict[str, Any]:
 
 
 def format_trace_json(timeline: Timeline) -> str:
-    """Return the content of a trace file as JSON text, one event per line."""
+    """Return a timeline as JSON text of Chrome's Trace Event Format, one event per line."""
     return format_events_json(make_trace(timeline))
 
 
 def format_events_json(trace: Mapping[str, Any]) -> str:
-    """Return a dictionary of the Trace Event Format as JSON text, one event per line."""
+    """Return `trace`, a dictionary of Chrome's Trace Event Format, as JSON text with one event per line."""
     whole = dict(trace)
     events = ",\n".join(json.dumps(event) for event in whole.pop("traceEvents"))
     rest = json.dumps(whole)[1:]
@@ -40,13 +40,13 @@ def format_events_json(trace: Mapping[str, Any]) -> str:
 
 
 def _metadata_event(name: str, rank: int, value: str | int) -> dict[str, Any]:
-    """Return the metadata event that names the process, names a rank's track or sets the position of the track."""
+    """Return the metadata event `name` for a rank's track (row of a trace), such as the track's name or position."""
     key = "sort_index" if name.endswith("index") else "name"
     return {"name": name, "ph": "M", "pid": 0, "tid": rank, "args": {key: value}}
 
 
 def _slice_event(piece: Slice) -> dict[str, Any]:
-    """Return the trace event (phase type X) of one slice, an activity on a rank's track."""
+    """Return the trace event (of type X: start and duration) of one slice, an activity on a rank's track."""
     start, stop = round(piece.start_us, _DIGITS), round(piece.start_us + piece.duration_us, _DIGITS)
     span = {"ts": start, "dur": round(stop - start, _DIGITS)}
     return {"name": piece.name, "ph": "X", "pid": 0, "tid": piece.rank, **span, "args": dict(piece.args)}

@@ -23,9 +23,14 @@ SIGNAL_BYTES = 1
 
 
 def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
-    """Return the text of a GOAL schedule for `plan`, which `check` must accept; `count` is per vector or per block.
+    """Return `plan` as text in GOAL, the input format of the simulator LogGOPSim; `check` must accept the plan.
 
-    Raises UsageError for a negative `count`, an `itemsize` (bytes per element) below 1, or a barrier with fences.
+    Args:
+        plan: the plan.
+        count: the number of elements of the vector, or of each rank's block.
+        itemsize: the bytes of an element.
+
+    Raises UsageError for a negative `count`, an `itemsize` below 1, or a barrier with fences.
     """
     if count < 0 or itemsize < 1:
         size = f"{count} elements of {itemsize} bytes"
@@ -44,20 +49,23 @@ def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
 
 
 def format_programs(programs: Sequence[GoalProgram]) -> str:
-    """Return the text of a GOAL schedule with the program of each rank."""
+    """Return the text of a GOAL file with the program of each rank."""
     bodies = [f"rank {rank} {{\n{''.join(program.lines)}}}\n" for rank, program in enumerate(programs)]
     return f"num_ranks {len(programs)}\n\n" + "\n".join(bodies)
 
 
 def _message_bytes(plan: Plan, message: PlanMessage, sizes: list[int], itemsize: int) -> int:
-    """Return the bytes of a message in the schedule, or 0 for a message that the schedule leaves out."""
+    """Return the bytes of a message in the GOAL file, or 0 for a message that the file leaves out.
+
+    `sizes` has the number of elements of each chunk, and `itemsize` the bytes of an element.
+    """
     if plan.operation is Operation.BARRIER and not message.send:
         return SIGNAL_BYTES
     return sum(sizes[chunk] for chunk in message.send) * itemsize
 
 
 class GoalProgram:
-    """The lines of one rank's GOAL program, and the labels of the operations for which the next lines wait."""
+    """The lines of one rank's GOAL program, and the labels of the operations for which the next lines must wait."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -67,7 +75,7 @@ class GoalProgram:
         self.previous: list[int] = []  # labels of the rank's previous round
 
     def add(self, t: int, operation: str) -> None:
-        """Append an operation of round t, which waits for all operations of the rank's previous round."""
+        """Append a GOAL operation (a line) of round t, which waits for all operations of the rank's previous round."""
         if t != self.round:
             self.round, self.previous, self.current = t, self.current, []
         self.labels += 1

@@ -68,14 +68,17 @@ def to_json(plan: Plan) -> str:
 
 
 def _message_record(message: PlanMessage) -> dict[str, Any]:
-    """Return the JSON record of a message, load or store."""
+    """Return a message, load or store as a dictionary for JSON."""
     op = message.op.name.lower()
     record = {"from": message.source, "to": message.dest, "send": message.send, "recv": message.recv, "op": op}
     return record if message.via is TransferKind.MESSAGE else {**record, "via": message.via.value}
 
 
 def _one_sided_records(steps: Sequence[Step], n: int) -> list[dict[str, Any]]:
-    """Return the JSON records of a round's loads and stores, sorted by the acting rank, and of its fences."""
+    """Return the JSON dictionaries of a round's loads and stores, sorted by the rank that acts, and of its fences.
+
+    `n` is the number of ranks.
+    """
     listed = [m for step in steps if not isinstance(step, Move) for m in list_step_messages(step, n)]
     fences = [{"fence": list_fence_groups(step)} for step in steps if isinstance(step, Fence)]
     return [_message_record(message) for message in sorted(listed, key=_acting_rank)] + fences
@@ -87,7 +90,9 @@ def _acting_rank(message: PlanMessage) -> int:
 
 
 def from_json(text: str, name: str = "the plan") -> Plan:
-    """Return the plan that the JSON in `text` describes, without proving it; error messages call the file `name`.
+    """Return the plan in the JSON `text`, which `to_json` wrote, without proving it.
+
+    Error messages call the file `name`.
 
     Raises:
         UsageError: `text` is not JSON, or a value is missing, unknown, of a wrong type or out of range.
@@ -115,11 +120,17 @@ def from_json(text: str, name: str = "the plan") -> Plan:
 def make_listed_rounds(
     n: int, chunks: int, listed: Sequence[tuple[Sequence[PlanMessage], Sequence[FenceGroups]]]
 ) -> Callable[[IntArray], Rounds]:
-    """Return the function that makes the rounds of a plan (`Plan.make`) from the messages and fences of each round."""
+    """Return a function for `Plan.make` that makes the rounds listed in `listed`, for any array of ranks.
+
+    Args:
+        n: the number of ranks.
+        chunks: the number of chunks per rank.
+        listed: for each round, its messages, and its fences as groups of ranks.
+    """
     builders = [_step_builders(messages, fences) for messages, fences in listed]
 
     def make(rank: IntArray) -> Rounds:
-        """Return the rounds of the ranks in `rank`."""
+        """Return the listed rounds for the ranks in the array `rank`."""
         return Rounds(len(builders), chunks, lambda t: [build(rank, n) for build in builders[t]])
 
     return make
@@ -127,18 +138,26 @@ def make_listed_rounds(
 
 @dataclass(frozen=True, slots=True)
 class _JsonReader:
-    """Checks and converts parsed JSON values; methods raise UsageError, which names the key of a wrong value."""
+    """Checks values of parsed JSON and converts them.
+
+    Methods raise UsageError, which names the key of a wrong value.
+    """
 
     name: str
 
     def wrong(self, where: str, value: Any, needed: str) -> UsageError:
-        """Return (not raise) the UsageError that shows a wrong `value`, its key `where` and what is `needed`."""
+        """Return (not raise) a UsageError: the JSON key `where` has `value`, but `needed` is required."""
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return UsageError(f"{self.name}: {where} is {shown}; need {needed}")
 
     def fields(self, value: Any, keys: Sequence[str], where: str) -> list[Any]:
-        """Return the values of a JSON object; raise unless its keys are exactly `keys`."""
+        """Return the values of a JSON object in the order of `keys`.
+
+        Raises UsageError unless its keys are exactly `keys`.
+
+        `where` is the key of the object for error messages.
+        """
         if not isinstance(value, dict):
             raise self.wrong(where, value, f"an object with the keys {', '.join(keys)}")
         if missing := [key for key in keys if key not in value]:
@@ -148,32 +167,35 @@ class _JsonReader:
         return [value[key] for key in keys]
 
     def integer(self, value: Any, where: str, low: int, high: int) -> int:
-        """Return `value` if it is an integer from `low` to `high`; raise otherwise."""
+        """Return `value` if it is an integer from `low` to `high`; raise UsageError with the key `where` otherwise."""
         if type(value) is not int or not low <= value <= high:  # a bool is an int in Python
             raise self.wrong(where, value, f"a whole number from {low} to {high}")
         return value
 
     def string(self, value: Any, where: str, pattern: str) -> str:
-        """Return `value` if it is a string that matches `pattern`; raise otherwise."""
+        """Return `value` if it is a string that matches the regular expression `pattern`.
+
+        Raises UsageError otherwise.
+        """
         if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
             raise self.wrong(where, value, f"a string of the form {pattern}")
         return value
 
     def operation(self, value: Any) -> Operation:
-        """Return the operation called `value`; raise if no operation has this name."""
+        """Return the collective operation named `value`; raise UsageError if there is none."""
         known = {operation.value: operation for operation in Operation}
         if not isinstance(value, str) or value not in known:
             raise self.wrong("operation", value, f"one of {', '.join(known)}")
         return known[value]
 
     def items(self, value: Any, where: str) -> list[Any]:
-        """Return `value` if it is a list; raise otherwise."""
+        """Return `value` if it is a list; raise UsageError with the key `where` otherwise."""
         if not isinstance(value, list):
             raise self.wrong(where, value, "a list")
         return value
 
     def cost(self, value: Any) -> Cost | None:
-        """Return the cost stated in the file, or None for null; raise if the cost is malformed."""
+        """Return the plan's cost that the file states, or None for null; raise UsageError if it is malformed."""
         if value is None:
             return None
         steps, *shares = self.fields(value, ("steps", "mean", "most"), "cost")
@@ -183,7 +205,7 @@ class _JsonReader:
         return Cost(self.integer(steps, "cost.steps", 0, 2**53), mean, most)
 
     def round(self, value: Any, t: int, n: int, chunks: int) -> tuple[list[PlanMessage], list[FenceGroups]]:
-        """Return the messages and the fences of a round."""
+        """Return the messages and the fences of round t, which `value` describes; n ranks have `chunks` chunks each."""
         messages: list[PlanMessage] = []
         fences: list[FenceGroups] = []
         for i, record in enumerate(self.items(value, f"rounds[{t}]")):
@@ -195,7 +217,12 @@ class _JsonReader:
         return messages, fences
 
     def fence(self, value: Any, where: str, n: int) -> FenceGroups:
-        """Return the groups of a fence; raise if a group is empty or a rank occurs twice."""
+        """Return the groups of ranks in the JSON record of a fence, such as `{"fence": [[0, 1], [2, 3]]}`.
+
+        N is the rank count.
+
+        Raises UsageError, with the key `where`, if a group is empty or a rank occurs twice.
+        """
         listed = self.items(self.fields(value, ("fence",), where)[0], f"{where}.fence")
         groups = [
             [self.integer(rank, f"{where}.fence[{i}][{j}]", 0, n - 1) for j, rank in enumerate(ranks)]
@@ -207,7 +234,11 @@ class _JsonReader:
         return groups
 
     def message(self, value: Any, where: str, n: int, chunks: int) -> PlanMessage:
-        """Return the message in a JSON record; raise if a value is wrong or the two ends differ in number of chunks."""
+        """Return the message in the JSON record `value`, of n ranks with `chunks` chunks each.
+
+        Raises UsageError, with the key `where`, for a wrong value, and PlanError if the ends differ in number of
+        chunks.
+        """
         keys = (*_MESSAGE_KEYS, "via") if isinstance(value, dict) and "via" in value else _MESSAGE_KEYS
         source, dest, send, recv, op, *via = self.fields(value, keys, where)
         ends = self.integer(source, f"{where}.from", 0, n - 1), self.integer(dest, f"{where}.to", 0, n - 1)
@@ -224,13 +255,16 @@ class _JsonReader:
         return PlanMessage(*ends, sent, received, _OPS[op], TransferKind(via[0]) if via else TransferKind.MESSAGE)
 
     def chunks(self, value: Any, where: str, chunks: int) -> tuple[int, ...]:
-        """Return the list `value` as a tuple; raise unless its entries are integers from 0 to `chunks` - 1."""
+        """Return the list `value` as a tuple.
+
+        Raises UsageError unless its entries are integers from 0 to `chunks` - 1.
+        """
         listed = self.items(value, where)
         return tuple(self.integer(chunk, f"{where}[{i}]", 0, chunks - 1) for i, chunk in enumerate(listed))
 
 
 def _step_builders(messages: Sequence[PlanMessage], fences: Sequence[FenceGroups]) -> list[StepBuilder]:
-    """Return functions that build the steps of a round for any array of ranks.
+    """Return functions that build the steps of one round for any array of ranks, from its messages and fences.
 
     All messages of a step have the same kind and number of chunks. In a step, a rank sends and receives at most one
     message, or performs at most one load or store. Each rank performs its messages in the order of `messages`.
@@ -254,7 +288,10 @@ def _step_builders(messages: Sequence[PlanMessage], fences: Sequence[FenceGroups
 
 
 def _make_step(messages: Sequence[PlanMessage], rank: IntArray, n: int) -> Move | Load | Store:
-    """Return the step that performs `messages`, of the same kind and number of chunks, for the ranks in `rank`."""
+    """Return the step (Move, Load or Store) that performs `messages` for the ranks in the array `rank`.
+
+    All messages have the same kind and number of chunks; `n` is the number of ranks of the plan.
+    """
     via, size = messages[0].via, len(messages[0].send)
     dest, source = np.full((2, n), NO_PEER, np.int64)
     send, recv = np.zeros((2, n, size), np.int64)
@@ -274,7 +311,7 @@ def _make_step(messages: Sequence[PlanMessage], rank: IntArray, n: int) -> Move 
 
 
 def _make_fence(groups: FenceGroups, rank: IntArray, n: int) -> Fence:
-    """Return the fence for the ranks in the array `rank`; the leader of a group is the lowest rank of the group."""
+    """Return the fence of `groups` for the ranks in the array `rank`; the lowest rank of a group is its leader."""
     leader = np.full(n, NO_PEER, np.int64)
     for group in groups:
         leader[group] = min(group)

@@ -43,7 +43,10 @@ BufferIndex = tuple[str, int]  # buffer (i, o or s) and chunk in it
 
 
 def to_msccl(plan: Plan) -> str:
-    """Return `plan` as MSCCL XML; raise UsageError if MSCCL lacks the operation, or has a limit that `plan` exceeds."""
+    """Return `plan` as XML for MSCCL (Microsoft's runtime of custom GPU collectives).
+
+    Raises UsageError if MSCCL lacks the operation, or the plan exceeds a limit of MSCCL.
+    """
     if plan.operation not in COLLECTIVES:
         valid = ", ".join(f"{op.value}" for op in COLLECTIVES)
         raise UsageError(f"MSCCL has no {plan.operation.value}; it has {valid}. Write {plan.name} as .json or .goal")
@@ -65,7 +68,7 @@ def to_msccl(plan: Plan) -> str:
 
 
 def _append_round(gpus: list[_MscclGpu], messages: list[PlanMessage]) -> None:
-    """Append the steps of a round to `gpus`: all sends, then all receives, then the copies from the scratch buffers."""
+    """Append a round's steps to `gpus` (one per rank): sends, then receives, then copies from scratch buffers."""
     for gpu in gpus:
         gpu.in_use.clear()
     pieces = [(message, piece) for message in messages for piece in _pieces(gpus, message)]
@@ -95,7 +98,10 @@ def _append_round(gpus: list[_MscclGpu], messages: list[PlanMessage]) -> None:
 
 
 def _pieces(gpus: list[_MscclGpu], message: PlanMessage) -> Iterator[tuple[BufferIndex, BufferIndex, int]]:
-    """Yield (source, target, count) for the contiguous pieces of a message, each of at most MOST_COUNT chunks."""
+    """Yield (source index, target index, count) of the contiguous pieces of a message, of at most MOST_COUNT chunks.
+
+    `gpus` has the buffers of each rank, by which chunk numbers become indices in buffers.
+    """
     sources = [gpus[message.source].index_of(chunk) for chunk in message.send]
     targets = [gpus[message.dest].index_of(chunk) for chunk in message.recv]
     first = 0
@@ -108,7 +114,7 @@ def _pieces(gpus: list[_MscclGpu], message: PlanMessage) -> Iterator[tuple[Buffe
 
 
 def _indices(start: BufferIndex, count: int) -> list[BufferIndex]:
-    """Return `count` consecutive chunks of a buffer, as pairs of buffer and index."""
+    """Return `count` consecutive chunks from `start` on, as pairs (buffer, index)."""
     return [(start[0], start[1] + i) for i in range(count)]
 
 
@@ -129,7 +135,7 @@ class _MscclStep:
 
 @dataclass(slots=True)
 class _Threadblock:
-    """A threadblock with the peers that it sends to and receives from (-1: none)."""
+    """A thread block of an MSCCL file, with the one peer it sends to and the one it receives from (-1: none)."""
 
     send: int
     recv: int
@@ -138,7 +144,7 @@ class _Threadblock:
 
 
 class _MscclGpu:
-    """The threadblocks of one rank, and the last steps that read and wrote each of its chunks."""
+    """The thread blocks of one rank of an MSCCL file, and the last steps that read and wrote each of its chunks."""
 
     def __init__(self, rank: int, plan: Plan, chunks: int) -> None:
         self.rank, self.plan, self.chunks = rank, plan, chunks
@@ -161,7 +167,7 @@ class _MscclGpu:
         return self.plan.operation is Operation.ALL_TO_ALL
 
     def index_of(self, chunk: int) -> BufferIndex:
-        """Return the MSCCL buffer of a chunk of the plan, and the index of the chunk in this buffer."""
+        """Return the MSCCL buffer and index (a pair) that hold chunk `chunk` of the plan."""
         n = self.plan.ranks
         if self.copies_input:
             return "s", chunk
@@ -170,14 +176,17 @@ class _MscclGpu:
         return ("i" if self.plan.operation is Operation.REDUCE_SCATTER else "o"), chunk
 
     def reserve_scratch(self, count: int) -> BufferIndex:
-        """Reserve `count` scratch chunks until the end of the round, growing the buffer; return the first chunk."""
+        """Reserve `count` chunks of the scratch buffer until the end of the round.
+
+        Return the first as (buffer, index).
+        """
         cell = "s", self.base + self.staged
         self.staged += count
         self.scratch = max(self.scratch, self.base + self.staged)
         return cell
 
     def get_block(self, kind: str, peer: int) -> int:
-        """Return the index of the threadblock for steps of this kind and peer; create the threadblock if needed."""
+        """Return the index of the thread block for steps of type `kind` with `peer`; create it if needed."""
         key = (peer if kind == "s" else -1, peer if kind in ("r", "rrc") else -1)
         if key not in self.blocks:
             self.blocks[key] = len(self.threadblocks)
@@ -185,7 +194,15 @@ class _MscclGpu:
         return self.blocks[key]
 
     def add(self, kind: str, peer: int, source: BufferIndex, target: BufferIndex | None, count: int) -> _MscclStep:
-        """Append a step, which waits for earlier steps on the same chunks, to the threadblock for its kind and peer."""
+        """Append a step of `count` chunks to the thread block for its type and peer, after earlier steps on its chunks.
+
+        Args:
+            kind: the MSCCL type of the step, such as `s` (send) or `re` (reduce).
+            peer: the other rank of a message, or LOCAL.
+            source: the buffer and index of the first chunk that the step reads.
+            target: the buffer and index of the first chunk that the step writes; None for a send.
+            count: the number of chunks.
+        """
         at = self.get_block(kind, peer)
         reads = _indices(source, count) if kind != "r" else []
         reads += _indices(target, count) if target is not None and kind == "re" else []
@@ -227,7 +244,7 @@ class _MscclGpu:
         return gpu
 
     def check_limits(self) -> None:
-        """Raise UsageError if a threadblock exceeds MOST_STEPS steps, or the rank MOST_PEERS peers in one direction."""
+        """Raise UsageError if a thread block exceeds MOST_STEPS steps, or the rank MOST_PEERS peers per direction."""
         longest = max((len(block.steps) for block in self.threadblocks), default=0)
         where = f"{self.plan.name} on {format_count(self.plan.ranks, 'rank')}: rank {self.rank}"
         remedy = "export fewer ranks or --chunks, or write .json or .goal"
@@ -239,7 +256,7 @@ class _MscclGpu:
 
 
 def _attributes(step: _MscclStep) -> dict[str, str]:
-    """Return the attributes of the XML element of a step, by name."""
+    """Return the XML attributes of a step by name."""
     source = (step.peer_index if step.kind == "r" else step.source) or ("i", -1)
     target = (step.peer_index if step.kind == "s" else step.target) or ("o", -1)
     wait = step.waits[0] if step.waits else None

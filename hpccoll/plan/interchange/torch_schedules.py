@@ -37,7 +37,10 @@ _OVERLAPPED = re.compile(rf"\(([^()]*)\){OVERLAP}")
 
 
 def format_schedule_csv(schedule: Schedule, csv_format: CsvFormat = "compute_comms") -> str:
-    """Return a schedule without waits as the text of a CSV file in a format."""
+    """Return a pipeline schedule as CSV in a format of torch.distributed.pipelining.
+
+    The schedule must have no waits. The format states whether the file lists messages, or passes only.
+    """
     if csv_format == "compute_only":
         schedule = schedule.select_passes()
     elif csv_format == "compute_comms_waits":
@@ -81,14 +84,17 @@ def parse_schedule_csv(text: str, name: str, csv_format: CsvFormat | None = None
 
 
 def _read_lines(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the cells of each line up to the last one that is not empty."""
+    """Yield the line number and the cells of each line of a CSV file, without empty lines at the end."""
     reader = csv.reader(text.rstrip().splitlines(keepends=True), strict=True)
     for row in reader:
         yield reader.line_num, row
 
 
 def _parse_row(row: list[str], where: str, csv_format: CsvFormat | None) -> Iterator[PipelineStep]:
-    """Yield the steps in the cells of a line."""
+    """Yield the steps in the cells of a line; error messages call the line `where`.
+
+    `csv_format` is the format of the file, or None for any.
+    """
     for column, cell in enumerate(row, 1):
         words = cell.strip()
         if not words:
@@ -105,7 +111,7 @@ def _parse_row(row: list[str], where: str, csv_format: CsvFormat | None) -> Iter
 
 
 def _parse_action(words: str, where: str) -> PipelineAction:
-    """Return the action that the words of a cell name."""
+    """Return the action that a cell names, such as `2F0`; error messages call the cell `where`."""
     match = _ACTION.fullmatch(words)
     if match is None:
         raise UsageError(
@@ -122,7 +128,15 @@ def _parse_action(words: str, where: str) -> PipelineAction:
 
 
 def _place_stages(programs: list[tuple[PipelineStep, ...]], count: int, name: str) -> tuple[int, ...]:
-    """Return the rank of each stage, which is the rank with most of its passes, or with most of its other actions."""
+    """Return the rank of each stage: the rank with most of its passes, or with most of its other actions.
+
+    Args:
+        programs: the steps of each rank.
+        count: the number of all actions, with which a pass outweighs any number of other actions.
+        name: the name of the file for error messages.
+
+    Raises PlanError if the stages are not numbered from 0 without gaps.
+    """
     votes: dict[int, Counter[int]] = {}
     for rank, program in enumerate(programs):
         for _, action in list_actions(program):
@@ -137,7 +151,10 @@ def _place_stages(programs: list[tuple[PipelineStep, ...]], count: int, name: st
 
 
 def _count_microbatches(actions: list[PipelineAction], count: int, name: str) -> int:
-    """Return the number of micro-batches, which are numbered from 0 without gaps."""
+    """Return the number of micro-batches; raise PlanError unless they are numbered from 0 without gaps.
+
+    `actions` are all actions of the schedule, `count` their number, and `name` is the name of the file.
+    """
     named = {action.microbatch for action in actions if action.microbatch >= 0}
     microbatches = max(named, default=-1) + 1
     missing = next((each for each in range(min(microbatches, count + 1)) if each not in named), None)

@@ -44,7 +44,7 @@ _MOST_KEPT = 2**20  # moved chunks of the blocks that are kept for the race chec
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The result of a proof: the cost, the number of rounds, and the number of messages between different ranks."""
+    """The result of a proof: the plan's cost, its number of rounds, and of messages between different ranks."""
 
     cost: Cost
     rounds: int
@@ -78,7 +78,7 @@ def check(plan: Plan, counts: Sequence[Count] = (0, 1, 7)) -> Proof:
 
 
 def _format_cost(cost: Cost) -> str:
-    """Return a cost in words: steps, and the mean and largest amount moved by a rank, in message sizes S."""
+    """Return a cost as text: steps, and the mean and largest amount of data that a rank moves, in message sizes S."""
     return f"{cost.steps} steps, {cost.mean} S moved on average and {cost.most} S at most"
 
 
@@ -97,7 +97,7 @@ class _PlanWalk:
         self.chunks = self.reader.chunks
 
     def run(self, weights: Weights | None = None) -> SymbolicState:
-        """Execute all rounds symbolically and return the final state; contributions have random weights by default."""
+        """Execute all rounds symbolically and return the final state; None gives each contribution a random weight."""
         weights = random_weights(self.n, self.chunks) if weights is None else weights
         self.state = SymbolicState(self.plan.operation, self.n, self.chunks, self.plan.root, weights)
         self.moved = np.zeros(self.n, np.int64)
@@ -116,12 +116,12 @@ class _PlanWalk:
         return self.state
 
     def list_blocks(self) -> Iterator[TransferBlock]:
-        """Return all rounds of the plan as blocks of transfers; `run` must have been called."""
+        """Return the transfers of all rounds in blocks of rounds, as `run` has read them before."""
         is_complete = self.kept and self.kept[-1].stop == self.reader.rounds.count
         return iter(self.kept) if is_complete else self.reader.read_blocks(self.most_rounds)
 
     def count_messages(self, block: TransferBlock) -> None:
-        """Add the transfers between different ranks to the counts of messages, of steps and of moved chunks."""
+        """Add the transfers of `block` between different ranks to the counts of messages, steps and moved chunks."""
         crossing = np.nonzero(block.source != block.target)[0]
         actor = np.where(block.kind == LOAD, block.target, block.source)[crossing]
         self.moved += np.bincount(actor, block.size[crossing], self.n).astype(np.int64)
@@ -129,7 +129,7 @@ class _PlanWalk:
         self.steps += len(set(block.round[crossing].tolist()))
 
     def error(self, block: TransferBlock, ranks: IntArray, why: str) -> PlanError:
-        """Return (not raise) the error of the first of `ranks`, and set the reader to the first round of `block`."""
+        """Return (not raise) the error `why` about the first of `ranks` in the first round of `block`."""
         self.reader.round = block.first
         return self.reader.error(ranks, why)
 
@@ -172,10 +172,11 @@ class _PlanWalk:
         return op, out, into, rounds, phase
 
     def count_earlier(self, block: TransferBlock, key: IntArray, op: IntArray) -> IntArray:
-        """Return, for each moved chunk, how many chunks of its round go to the same chunk of the same rank before it.
+        """Return, for each moved chunk, how many chunks moved before it in its round go to the same chunk.
 
-        `key` has one entry per moved chunk, equal for chunks with the same round, receiving rank and receiving chunk.
-        Raises PlanError if a message has a chunk twice, or if a round copies a second message to a chunk.
+        `key` has one number per moved chunk, equal for chunks with the same round, receiving rank and receiving chunk.
+        `op` has the operation (copy or reduce) of each moved chunk. Raises PlanError if a message has a chunk twice, or
+        if a round copies a second message to a chunk.
         """
         index = np.argsort(key, kind="stable")
         again = np.concatenate([[False], np.diff(key[index]) == 0])
@@ -193,7 +194,7 @@ class _PlanWalk:
         return turn
 
     def make_proof(self) -> Proof:
-        """Return the proof: the cost as fractions of the message size, and the numbers of rounds and messages."""
+        """Return the proof after `run`: the cost in fractions of the message size, counts of rounds and messages."""
         message = max(self.plan.operation.message_chunks(self.n, self.chunks), 1)
         mean = Fraction(int(self.moved.sum()), self.n * message)
         most = Fraction(int(self.moved.max(initial=0)), message)
@@ -201,16 +202,16 @@ class _PlanWalk:
 
 
 def _list_phases(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tuple[int, int, int, int | None]]:
-    """Yield (begin, end, round_end, op) for each phase: a part of a round that writes no chunk twice.
+    """Yield (begin, end, round_end, op) for each phase, a part of a round that writes no chunk twice.
 
-    The moved chunks of the phase have the indices `begin` to `end` - 1 in the arrays. In the first phase of a round,
-    `round_end` is the index after the last moved chunk of the round; in other phases, it is 0. `op` is the op of all
-    chunks of the phase, or None if their ops differ.
+    The moved chunks of a phase are entries `begin` to `end` - 1 of the arrays. In a round's first phase, `round_end` is
+    the index after the round's last moved chunk; in other phases it is 0. `op` is the operation of all chunks of the
+    phase, or None if their operations differ.
 
     Args:
         rounds: the round of each moved chunk.
         phase: the phase of each moved chunk, in ascending order.
-        op: the `Op` of each moved chunk, as an integer.
+        op: the `Op` (copy or reduce) of each moved chunk, as an integer.
     """
     if not len(phase):
         return
@@ -226,7 +227,7 @@ def _list_phases(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tu
 def _update_heard(block: TransferBlock, heard: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the mask `heard` of a barrier after the transfers of `block`.
 
-    `heard[a, b]`, shape (n, n), is whether rank a knows that rank b has entered the barrier.
+    `heard[a, b]`, shape (ranks, ranks), is whether rank a knows that rank b has entered the barrier.
     """
     bounds = np.searchsorted(block.round, np.arange(block.first, block.stop + 1))
     for t, begin, end in zip(range(block.first, block.stop), bounds[:-1], bounds[1:], strict=True):

@@ -28,7 +28,10 @@ NO_DATA = -1  # chunk number of a message without data
 
 @dataclass(frozen=True, slots=True)
 class SendAction:
-    """Send a chunk to rank `dest`; a `synchronous` send completes when the receive starts."""
+    """An instruction of a free program: send a chunk to rank `dest`.
+
+    A `synchronous` send waits for the receive to start.
+    """
 
     dest: int
     chunk: int
@@ -37,7 +40,10 @@ class SendAction:
 
 @dataclass(frozen=True, slots=True)
 class RecvAction:
-    """Receive a message from rank `source` into a chunk, and copy or reduce it as `op` says."""
+    """An instruction of a free program: receive from rank `source` into a chunk.
+
+    `op` says whether to copy or reduce.
+    """
 
     source: int
     chunk: int
@@ -79,7 +85,7 @@ def check_program(
     operation.validate_chunks(n, chunks)
 
     def run(weights: Weights) -> tuple[SymbolicState, int]:
-        """Run the program symbolically; return the final state and the number of messages received."""
+        """Run the program with the given weights; return the final state and the number of messages received."""
         state = SymbolicState(operation, n, chunks, root, weights)
         return state, _ProgramRunner(program, chunks, state, counts, None).run()
 
@@ -99,12 +105,12 @@ def _check_peers_and_chunks(program: FreeProgram, chunks: int) -> None:
 
 
 def _peer(action: Action) -> int:
-    """Return the other rank of a send or receive."""
+    """Return the destination of a send, or the source of a receive."""
     return action.dest if isinstance(action, SendAction) else action.source
 
 
 def _format_action(action: Action) -> str:
-    """Return a send or receive for an error message, such as `receive chunk 3 from rank 0`."""
+    """Return a send or receive as text for an error message, such as `receive chunk 3 from rank 0`."""
     chunk = "no data" if action.chunk == NO_DATA else f"chunk {action.chunk}"
     if isinstance(action, RecvAction):
         return f"receive {chunk} from rank {action.source}"
@@ -113,7 +119,10 @@ def _format_action(action: Action) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _SentMessage:
-    """A sent message: the sender's step and action, the contents, and in a barrier the ranks known to have arrived."""
+    """A message in flight: the sender's action and its number, and the contents.
+
+    In a barrier, the contents are the ranks that the sender knows to have arrived.
+    """
 
     step: int
     send: SendAction
@@ -122,7 +131,7 @@ class _SentMessage:
 
 
 class _ProgramRunner:
-    """The symbolic execution of a program: the current action of every rank and the messages in flight."""
+    """Executes a program of sends and receives symbolically, with the current action of every rank."""
 
     def __init__(
         self, program: FreeProgram, chunks: int, state: SymbolicState | None, counts: Sequence[int], held: Mask | None
@@ -161,12 +170,15 @@ class _ProgramRunner:
         return actions[self.at[rank]] if self.at[rank] < len(actions) else None
 
     def error(self, rank: int, why: str) -> PlanError:
-        """Return (not raise) the error that names a rank and its current action."""
+        """Return (not raise) the error `why` about the current action of a rank."""
         action = self.program[rank][self.at[rank]]
         return PlanError(f"rank {rank} step {self.at[rank]} ({_format_action(action)}): {why}")
 
     def send(self, rank: int, action: SendAction) -> int | None:
-        """Send a message; return its destination, which may now continue, or None if the message was already sent."""
+        """Execute a send of `rank`; return its destination, which may now continue.
+
+        None if an earlier attempt has sent the message already.
+        """
         if self.posted[rank]:
             return None
         values = None
@@ -184,7 +196,7 @@ class _ProgramRunner:
         return action.dest
 
     def receive(self, rank: int, action: RecvAction) -> int | None:
-        """Receive a message; return its source, which may now continue, or None if the source has sent no message."""
+        """Execute a receive of `rank`; return its source, which may now continue, or None if no message is there."""
         channel = self.channels.get((action.source, rank))
         if not channel:
             return None
@@ -204,11 +216,11 @@ class _ProgramRunner:
         return action.source
 
     def place(self, rank: int, chunk: int) -> NDArray[np.int64]:
-        """Return the number of a rank's chunk among all chunks of all ranks, as a one-element array."""
+        """Return rank * chunks + chunk, a chunk's number among those of all ranks, as an array of one element."""
         return np.array([rank * self.valid.shape[1] + chunk])
 
     def check_message(self, rank: int, action: RecvAction, message: _SentMessage) -> None:
-        """Raise PlanError if a message and the receive that takes it do not match."""
+        """Raise PlanError if a message does not fit the receive `action` of `rank` that takes it."""
         out, into = message.send.chunk, action.chunk
         sender = f"rank {action.source} step {message.step} ({_format_action(message.send)})"
         if (out == NO_DATA) != (into == NO_DATA):
@@ -241,7 +253,10 @@ class _ProgramRunner:
 
 
 def find_cycle(peers: dict[int, int]) -> list[int]:
-    """Return a cycle of ranks, each waiting for the next, with the first repeated at the end; empty without a cycle."""
+    """Return a cycle of ranks, each waiting for the next, with the first rank repeated at the end.
+
+    `peers` has the rank for which each blocked rank waits. The list is empty if there is no cycle.
+    """
     for start in peers:
         path = [start]
         while path[-1] in peers and peers[path[-1]] not in path:

@@ -40,7 +40,11 @@ _VERBS = ("reads", "loads into", "writes")
 
 @dataclass(frozen=True, slots=True)
 class _Accesses:
-    """Memory accesses as arrays with one entry per access; `place` numbers the chunks of all ranks consecutively."""
+    """Accesses to chunks in shared memory as arrays with one entry per access.
+
+    `actor` is the rank that accesses, `place` is owner * chunks per rank + chunk, and `kind` states a read, a write, or
+    a load's write into the loading rank's own chunk.
+    """
 
     actor: IntArray
     place: IntArray
@@ -48,15 +52,18 @@ class _Accesses:
     round: IntArray
 
     def take(self, at: IntArray | NDArray[np.bool_]) -> _Accesses:
-        """Return the accesses at the given indices or in the given mask."""
+        """Return the accesses at the indices `at`, or where the mask `at` is true."""
         return _Accesses(self.actor[at], self.place[at], self.kind[at], self.round[at])
 
 
 def check_races(plan: Plan, chunks: int, rounds: int, blocks: Iterable[TransferBlock]) -> None:
-    """Raise PlanError, with a remedy, unless fences order all conflicting accesses of `plan` to shared memory.
+    """Raise PlanError, with a remedy, unless fences order all conflicting accesses of a plan to shared memory.
 
-    `blocks` has the transfers of all rounds; the caller has checked each transfer. `chunks` is the plan's number of
-    chunks per rank, and `rounds` its number of rounds.
+    Args:
+        plan: the plan.
+        chunks: the plan's number of chunks per rank.
+        rounds: the plan's number of rounds.
+        blocks: the transfers of all rounds, which the caller has checked one by one.
     """
     checker = _RaceChecker(plan, max(chunks, 1), rounds)
     accesses = checker.collect_accesses(blocks)
@@ -65,22 +72,25 @@ def check_races(plan: Plan, chunks: int, rounds: int, blocks: Iterable[TransferB
 
 
 class _RaceChecker:
-    """Checks one plan for data races by the rules in the module's docstring."""
+    """Checks one plan for data races: two unordered accesses to one chunk, at least one of which writes."""
 
     def __init__(self, plan: Plan, chunks: int, rounds: int) -> None:
         self.plan, self.n, self.chunks, self.rounds = plan, plan.ranks, chunks, rounds
         self.fences: list[tuple[int, IntArray]] = []
 
     def error(self, t: int, why: str) -> PlanError:
-        """Return (not raise) the error that names the plan and round t."""
+        """Return (not raise) the error `why` about round t of the plan."""
         return PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {t}: {why}")
 
     def format_place(self, place: int) -> str:
-        """Return a chunk of all ranks' chunks for an error message, such as `chunk 3 of rank 0`."""
+        """Return the chunk with number `place` (owner * chunks per rank + chunk) as text: `chunk 3 of rank 0`."""
         return f"chunk {place % self.chunks} of rank {place // self.chunks}"
 
     def collect_accesses(self, blocks: Iterable[TransferBlock]) -> _Accesses:
-        """Return all accesses, each once, and fill `self.fences`; raise PlanError if a round alone breaks a rule."""
+        """Return all accesses of `blocks`, each once, and record the fences in `self.fences`.
+
+        Raises PlanError if a round breaks a rule that concerns single rounds.
+        """
         places = self.n * self.chunks
         accesses = [np.zeros(0, np.int64)]
         for block in blocks:
@@ -100,7 +110,10 @@ class _RaceChecker:
         return _Accesses(*np.divmod(rest, places), access, t)
 
     def add_fence(self, t: int, leader: IntArray) -> None:
-        """Add a fence of round t; raise PlanError if a rank's leader has another leader, or a rank is in two fences."""
+        """Record a fence of round t; `leader` has each rank's leader, which names its group, or -1 without a fence.
+
+        Raises PlanError if a rank's leader has another leader, or a rank is in two fences of the round.
+        """
         members = np.nonzero(leader != NO_PEER)[0]
         alone = members[leader[leader[members]] != leader[members]]
         if len(alone):
@@ -113,12 +126,15 @@ class _RaceChecker:
         self.fences.append((t, leader))
 
     def check_reads(self, block: TransferBlock, reader: IntArray, writer: IntArray) -> None:
-        """Raise PlanError if a rank reads, by a load or store, what its own earlier step of the round wrote."""
+        """Raise PlanError if a rank reads data that its own earlier step of the same round wrote.
+
+        `reader` and `writer` have, for each transfer of `block`, the rank that reads and the rank that writes.
+        """
         step, kind, t = block.step[block.transfer], block.kind[block.transfer], block.round[block.transfer]
         first_writer, first_step = np.full((2, self.n * self.chunks), NO_PEER, np.int64)
         for number in np.unique(t[kind != MESSAGE]).tolist():
             own = slice(*np.searchsorted(t, (number, number + 1)))
-            # Only the first of several writes to a place counts, because `check_conflicts` rejects several writers.
+            # Only the first of several writes to a chunk counts, because `check_conflicts` rejects several writers.
             place = block.into[own][::-1]
             first_writer[place], first_step[place] = writer[own][::-1], step[own][::-1]
             read, at = block.out[own], reader[own]
@@ -130,14 +146,17 @@ class _RaceChecker:
             first_writer[place] = NO_PEER
 
     def have_fence(self, a: IntArray, b: IntArray, after: IntArray, before: IntArray) -> NDArray[np.bool_]:
-        """Return whether ranks a[i] and b[i] share a fence between the rounds after[i] and before[i], for all i."""
+        """Return, for each i, whether ranks a[i] and b[i] share a fence between the rounds after[i] and before[i]."""
         between = np.zeros(len(a), np.bool_)
         for t, leader in self.fences:
             between |= (after < t) & (t < before) & (leader[a] == leader[b]) & (leader[a] != NO_PEER)
         return between
 
     def check_lifetimes(self, accesses: _Accesses) -> None:
-        """Raise PlanError for an access to another rank's memory that is not between two fences of both ranks."""
+        """Raise PlanError for an access to another rank's memory that is not between two fences of both ranks.
+
+        `accesses` are all accesses of the plan.
+        """
         remote = accesses.take(accesses.place // self.chunks != accesses.actor)
         owner, start, stop = remote.place // self.chunks, np.full(len(remote.actor), -1), self.rounds
         early = ~self.have_fence(remote.actor, owner, start, remote.round)
@@ -151,7 +170,7 @@ class _RaceChecker:
                 raise self.error(t, f"{does}: that rank {why}; add a fence {when} it")
 
     def check_conflicts(self, shared: _Accesses) -> None:
-        """Raise PlanError if no fence separates two ranks' accesses to one chunk, at least one of which writes."""
+        """Raise PlanError if no fence separates two ranks' accesses to one chunk of which at least one is a write."""
         first = np.searchsorted(shared.place, shared.place, side="left")
         many = np.searchsorted(shared.place, shared.place, side="right") - first
         writes = np.nonzero(shared.kind != _READ)[0]
@@ -173,7 +192,10 @@ class _RaceChecker:
         raise self.error(t, f"{conflict}; no fence of both lies between; add one")
 
     def share_next_fence(self, w: _Accesses, x: _Accesses) -> NDArray[np.bool_]:
-        """Return for all i whether the rank of access x[i] takes part in the next fence of the rank of access w[i]."""
+        """Return, for each i, whether the rank of access x[i] is in the next fence of the rank of access w[i].
+
+        `w` and `x` have equally many accesses.
+        """
         pending, shared = np.ones(len(w.actor), np.bool_), np.zeros(len(w.actor), np.bool_)
         for t, leader in self.fences:
             is_next = pending & (t > w.round) & (leader[w.actor] != NO_PEER)
@@ -183,7 +205,7 @@ class _RaceChecker:
 
 
 def _select_contended(accesses: _Accesses) -> _Accesses:
-    """Return the accesses to chunks that two or more ranks access and at least one of these writes, sorted by chunk."""
+    """Return the accesses to chunks that several ranks access and at least one of them writes, sorted by chunk."""
     sorted_ = accesses.take(np.argsort(accesses.place, kind="stable"))
     if not len(sorted_.place):
         return sorted_

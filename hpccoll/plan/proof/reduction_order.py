@@ -18,7 +18,10 @@ _MIXED = -(2**40)  # first rank of a chunk whose data is not reduced in rank ord
 
 
 def keeps_rank_order(plan: Plan) -> bool:
-    """Whether each output chunk of a plan that `check` accepts is reduced in rank order; true without a reduction."""
+    """Whether a plan reduces each output chunk in the order of ranks, as operators that do not commute need.
+
+    The plan must be one that `check` accepts. True for a plan without reductions.
+    """
     return not plan.operation.reduces or find_unordered_rank(plan) is None
 
 
@@ -39,7 +42,11 @@ def find_unordered_rank(plan: Plan) -> int | None:
 
 
 def _apply_move(move: Move, n: int, state: tuple[IntArray, IntArray], before: tuple[IntArray, IntArray]) -> None:
-    """Update the intervals of ranks in `state` (first and last, shape (n, C)) by a move; `before` is sent."""
+    """Update `state` by the messages of a move; all messages read `before`, the state at the start of the round.
+
+    A state has two arrays of shape (n, chunks): the first and the last rank of the interval of ranks whose
+    contributions a chunk has, reduced in rank order; a negative first rank marks another order.
+    """
     first, last = state
     receivers = np.nonzero(move.source != NO_PEER)[0]
     sources = move.source[receivers]

@@ -108,9 +108,9 @@ def _describe(schedule: Schedule, rank: int, index: int) -> str:
 
 
 class _ProgramChecker:
-    """Checks the program (list of steps) of one rank without those of other ranks.
+    """Checks the program (the list of steps) of one rank of a pipeline schedule, without those of other ranks.
 
-    `kinds` are the kinds of actions in the whole schedule.
+    `kinds` are the kinds of actions that occur in the whole schedule.
     """
 
     def __init__(self, schedule: Schedule, rank: int, kinds: frozenset[ActionKind]) -> None:
@@ -121,7 +121,7 @@ class _ProgramChecker:
         self.unsharded: set[int] = set()
 
     def check(self) -> None:
-        """Raise PlanError at the first wrong action, or at the first missing one."""
+        """Raise PlanError at the first wrong action of the program, or at the first action that the program lacks."""
         for index, step in enumerate(self.schedule.programs[self.rank]):
             for position, action in enumerate(step):
                 fault = self.find_fault(action)
@@ -139,7 +139,7 @@ class _ProgramChecker:
             )
 
     def find_fault(self, action: PipelineAction) -> str | None:
-        """Return an error message if `action` is wrong after the actions in `done`, else None."""
+        """Return an error message if `action` is not allowed after the rank's earlier actions, else None."""
         kind, stage, microbatch = action
         schedule = self.schedule
         if not 0 <= stage < schedule.stages:
@@ -155,7 +155,10 @@ class _ProgramChecker:
         return self.find_conflict(action) or self.find_missing_prerequisite(action)
 
     def find_conflict(self, action: PipelineAction) -> str | None:
-        """Return an error message if `action` contradicts an action in `done` or cannot be on this rank, else None."""
+        """Return an error message if `action` repeats or contradicts an earlier action, or belongs to another rank.
+
+        None if neither is the case.
+        """
         kind, stage, microbatch = action
         if kind in GIVES_INPUT_GRADIENT | GIVES_WEIGHT_GRADIENT:
             others = (_INPUT, _WEIGHT) if kind == _BACKWARD else (_BACKWARD,)
@@ -178,7 +181,7 @@ class _ProgramChecker:
         return None
 
     def change_sharding(self, action: PipelineAction) -> str | None:
-        """Apply an UNSHARD or RESHARD to the set `unsharded`; return an error message if it is not allowed, or None."""
+        """Apply an UNSHARD or RESHARD of a stage's weights; return an error message if it is not allowed, else None."""
         gathers = action.kind == ActionKind.UNSHARD
         if gathers == (action.stage in self.unsharded):
             return f"the weights of stage {action.stage} are {'already' if gathers else 'not'} gathered; remove it"
@@ -194,7 +197,7 @@ class _ProgramChecker:
         return None
 
     def list_prerequisites(self, action: PipelineAction) -> Iterator[tuple[PipelineAction, ...]]:
-        """Yield the prerequisites of `action`: tuples of actions, one of which must come earlier on this rank."""
+        """Yield the prerequisites of `action`, each a tuple of actions: one of them must be earlier on this rank."""
         kind, stage, microbatch = action
         if kind in _AWAITED:
             yield (action._replace(kind=_AWAITED[kind]),)
@@ -238,7 +241,7 @@ class _ProgramChecker:
             yield from self.list_missing_waits(kind)
 
     def list_missing_waits(self, awaited: ActionKind) -> Iterator[PipelineAction]:
-        """Yield the missing waits for the actions of kind `awaited` in `done`."""
+        """Yield the waits that the program lacks for its actions of kind `awaited`."""
         for action in self.done if awaited in self.awaited else ():
             if action.kind == awaited and (wait := action._replace(kind=WAITS[awaited])) not in self.done:
                 yield wait
@@ -290,7 +293,10 @@ def _check_circular_waits(schedule: Schedule) -> None:
 
 
 def _find_awaited(schedule: Schedule, rank: int, index: int, passed: set[PipelineAction]) -> PipelineAction | None:
-    """Return the action of another rank for which a step waits, or None if no action is missing in `passed`."""
+    """Return the action of another rank for which step `index` of a rank waits; None if it waits for none.
+
+    `passed` has all actions that any rank has executed.
+    """
     for action in schedule.programs[rank][index]:
         if action.kind in (ActionKind.WAIT_SEND_F, ActionKind.WAIT_SEND_B):
             receive, distance = _PEER_ACTION[_AWAITED[action.kind]]
@@ -312,7 +318,7 @@ def _find_awaited(schedule: Schedule, rank: int, index: int, passed: set[Pipelin
 
 
 def _make_excess_error(schedule: Schedule, stage: int, stated: int) -> PlanError:
-    """Return the error that names the forward pass with which a stage keeps more micro-batches than stated."""
+    """Return (not raise) the error about a stage that keeps more micro-batches than the number `stated`."""
     rank = schedule.stage_ranks[stage]
     own = [(index, action) for index, action in list_actions(schedule.programs[rank]) if action.stage == stage]
     changes = [(action.kind == _FORWARD) - (action.kind in GIVES_WEIGHT_GRADIENT) for _, action in own]

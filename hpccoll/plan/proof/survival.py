@@ -2,8 +2,9 @@
 
 The runtime raises an error in a wait for a dead rank, and, because it then revokes the communicator, in a wait for a
 rank that has raised one. `check_survival` takes a plan that `check` has proven, and kills each rank in each round,
-before the rank does anything in the round, and after it has sent all its messages of the round. Any other death in the
-round lets a survivor do something between these two.
+before the rank does anything in the round, and after it has sent all its messages of the round. A death at another
+moment of the round leaves the survivors with some of these messages, so that its consequences lie between those of the
+two deaths.
 
 - *No wrong result* is checked: each survivor that finishes has in its output only data that the ranks have moved as in
   a run without death. Sends wait for nothing here, so that as many survivors as possible finish. A chunk that a rank
@@ -13,8 +14,9 @@ round lets a survivor do something between these two.
   round: a survivor that cannot end its round waits for a rank that has not begun this round. That rank is dead, or
   waits in an earlier round, so that the chain of waits ends at the dead rank, and all ranks of the chain raise.
 
-A survivor that raises knows which ranks are dead, and nothing of its output. It does not know whether other survivors
-have finished. `SurvivalProof.split_deaths` counts the deaths after which some survivors finish, although others raise.
+A survivor that raises an error knows which ranks are dead, but its output is undefined, and it does not know whether
+other survivors have finished. `SurvivalProof.split_deaths` counts the deaths after which some survivors finish,
+although others raise.
 
 A death is one bit of an integer, so that one pass over the rounds follows all deaths at once. Cost: O(chunks moved)
 operations on integers of 2 * ranks * rounds bits.
@@ -38,7 +40,11 @@ from hpccoll.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class SurvivalProof:
-    """The deaths of a proof, and those after which some survivors finish and others raise."""
+    """The result of a proof about deaths of ranks.
+
+    `deaths` is the number of proven deaths (a rank and the moment it dies), and `split_deaths` that of deaths after
+    which some survivors finish the collective and others raise an error.
+    """
 
     deaths: int
     split_deaths: int
@@ -53,7 +59,10 @@ class _Round:
 
 
 class _Deaths:
-    """The deaths as sets, which are integers with one bit per death: rank, round, and before or after its messages."""
+    """All deaths of a proof, and sets of deaths as integers with one bit per death.
+
+    A death is a rank, a round, and whether the rank dies before or after it has sent its messages of the round.
+    """
 
     def __init__(self, ranks: int, rounds: int) -> None:
         self.ranks, self.rounds = ranks, rounds
@@ -62,31 +71,34 @@ class _Deaths:
         self._of_rank = [sum(3 << self._at(rank, t) for t in range(rounds)) for rank in range(ranks)]
 
     def _at(self, rank: int, t: int) -> int:
-        """Return the bit of the death of a rank in round t before its messages; the next bit is that after them."""
+        """Return the bit number of the death of a rank in round t before its messages.
+
+        The next bit is the death after the messages.
+        """
         return 2 * (t * self.ranks + rank)
 
     def alive_before(self, rank: int, t: int) -> int:
-        """Return the deaths in which a rank begins round t."""
+        """Return the set of deaths (a bit mask) in which a rank is alive when round t begins."""
         earlier = (1 << self._at(0, t)) - 1
         return self.all & ~(self._of_rank[rank] & earlier) & ~(1 << self._at(rank, t))
 
     def alive_after(self, rank: int, t: int) -> int:
-        """Return the deaths in which a rank has not died in round t or before it."""
+        """Return the set of deaths (a bit mask) in which a rank is alive at the end of round t."""
         return self.alive_before(rank, t) & ~(2 << self._at(rank, t))
 
     def without(self, rank: int) -> int:
-        """Return the deaths of other ranks."""
+        """Return the set of deaths (a bit mask) of all ranks but `rank`."""
         return self.all & ~self._of_rank[rank]
 
     def describe(self, deaths: int) -> str:
-        """Return the first of some deaths as a string."""
+        """Return the first death of a set (a bit mask) as text: which rank dies in which round."""
         at = (deaths & -deaths).bit_length() - 1
         t, rank = divmod(at // 2, self.ranks)
         return f"if rank {rank} dies in round {t} {'after' if at % 2 else 'before'} its messages"
 
 
 def check_survival(plan: Plan) -> SurvivalProof:
-    """Prove that the death of any one rank in any round gives no survivor a wrong result.
+    """Prove that no survivor gets a wrong result if any one rank dies in any round of a plan that `check` accepts.
 
     Raises:
         PlanError: a survivor has a wrong result; the message names the death and the survivor.
@@ -111,7 +123,7 @@ def _read_round(steps: Sequence[Step], n: int) -> _Round:
 
 
 def _list_waits(current: _Round) -> dict[int, set[int]]:
-    """Return the ranks that each rank waits for in a round, if sends wait for nothing."""
+    """Return the ranks for which each rank waits in the round `current`; sends wait for no one."""
     waits: dict[int, set[int]] = {}
     for message in current.messages:
         if message.via is TransferKind.MESSAGE:
@@ -123,12 +135,22 @@ def _list_waits(current: _Round) -> dict[int, set[int]]:
 
 
 def _find_begun(passed: Sequence[int], deaths: _Deaths, t: int) -> list[int]:
-    """Return, for each rank, the deaths in which it begins round t, if it has passed the rounds before in `passed`."""
+    """Return, for each rank, the set of deaths (a bit mask) in which the rank begins round t.
+
+    `passed` has, for each rank, the deaths in which it has completed all earlier rounds.
+    """
     return [passed[rank] & deaths.alive_before(rank, t) for rank in range(deaths.ranks)]
 
 
 def _find_passed(begun: Sequence[int], waits: dict[int, set[int]], deaths: _Deaths, t: int) -> list[int]:
-    """Return, for each rank, the deaths in which it passes round t."""
+    """Return, for each rank, the set of deaths (a bit mask) in which the rank completes round t.
+
+    Args:
+        begun: for each rank, the deaths in which it begins the round.
+        waits: the ranks for which each rank waits in the round.
+        deaths: all deaths of the proof.
+        t: the round.
+    """
     passed = []
     for rank in range(deaths.ranks):
         ends = begun[rank] & deaths.alive_after(rank, t)
@@ -139,9 +161,9 @@ def _find_passed(begun: Sequence[int], waits: dict[int, set[int]], deaths: _Deat
 
 
 class _Contents:
-    """The deaths in which each chunk of each rank differs from a run without death, and `heard` for barriers.
+    """For each chunk of each rank, the set of deaths (a bit mask) in which its data is wrong at this point of the run.
 
-    `heard[rank][other]` has the deaths in which `rank` knows that `other` has arrived.
+    In barriers, `heard[rank][other]` has the deaths in which `rank` knows that `other` has arrived.
     """
 
     def __init__(self, deaths: _Deaths, chunks: int) -> None:
@@ -151,7 +173,10 @@ class _Contents:
         self.heard = [[deaths.all if rank == other else 0 for other in ranks] for rank in ranks]
 
     def move(self, current: _Round, begun: Sequence[int], t: int) -> None:
-        """Apply the transfers of round t, all of which read the contents from before the round."""
+        """Apply the transfers of round t, all of which read the contents from before the round.
+
+        `begun` has, for each rank, the deaths in which it begins the round.
+        """
         before = [list(row) for row in self.wrong] if current.messages else self.wrong
         for message in current.messages:
             source, dest = message.source, message.dest
@@ -164,7 +189,10 @@ class _Contents:
                 self.wrong[dest][into] = held | before[source][out] | (self._deaths.all & ~done)
 
     def record_arrivals(self, current: _Round, begun: Sequence[int], ended: Sequence[int]) -> None:
-        """Update which ranks of a barrier know of each other's arrival after a round."""
+        """Update which ranks of a barrier know of which arrivals after a round.
+
+        `begun` and `ended` have, for each rank, the deaths in which it begins and ends the round.
+        """
         before = [list(row) for row in self.heard]
         for message in current.messages:
             if message.via is TransferKind.MESSAGE:
@@ -176,12 +204,20 @@ class _Contents:
                     self._add_heard(rank, [ended[rank] & each for each in before[other]])
 
     def _add_heard(self, rank: int, news: Sequence[int]) -> None:
-        """Add the deaths `news[other]`, in which `rank` now knows that `other` has arrived."""
+        """Record that `rank` knows of the arrival of `other` in the deaths `news[other]`."""
         self.heard[rank] = [old | new for old, new in zip(self.heard[rank], news, strict=True)]
 
 
 def _check_results(plan: Plan, rounds: Sequence[_Round], deaths: _Deaths, name: str, chunks: int) -> list[int]:
-    """Return, for each rank, the deaths in which it finishes; raise PlanError if its result is wrong then."""
+    """Return, for each rank, the set of deaths (a bit mask) in which it finishes; raise PlanError for a wrong result.
+
+    Args:
+        plan: the plan.
+        rounds: the messages and fences of each round.
+        deaths: all deaths to prove.
+        name: the name of the plan in error messages.
+        chunks: the number of chunks per rank.
+    """
     n = plan.ranks
     passed, contents = [deaths.all] * n, _Contents(deaths, chunks)
     is_barrier = plan.operation is Operation.BARRIER

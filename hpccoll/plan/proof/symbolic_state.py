@@ -33,14 +33,17 @@ _COPY, _OWN_FIRST = int(Op.COPY), int(Op.OWN_FIRST)  # plain integers: reading a
 
 
 def _hash_pair(left: Hashes, right: Hashes) -> Hashes:
-    """Return the hash of the reduction left (+) right, which differs from the hash of right (+) left."""
+    """Return the hashes of the reductions left (+) right of two arrays of hashes; the order of operands matters."""
     mixed = (left * _LEFT) ^ ((right + _LEFT) * _RIGHT)
     spread: Hashes = mixed ^ (mixed >> _SHIFT)
     return spread
 
 
 def random_weights(n: int, chunks: int) -> Weights:
-    """Return a random 128-bit weight for each contribution as two integers, shape (n, C, 2)."""
+    """Return random weights for a proof, two 64-bit integers per contribution, shape (n, chunks, 2).
+
+    A sum of weights shows which contributions it has, but for an error of negligible probability.
+    """
     numbers = _draw_numbers((n * chunks * 2).bit_length())
     return np.reshape(numbers[: n * chunks * 2], (n, chunks, 2))
 
@@ -53,16 +56,19 @@ def _draw_numbers(bits: int) -> Weights:
 
 
 def one_hot_weights(n: int, chunks: int) -> Weights:
-    """Return unit vectors of shape (n, C, n): a sum of them counts the contributions of each rank to a chunk."""
+    """Return weights of shape (n, chunks, n) whose sums count the contributions of each rank to a chunk.
+
+    The weight of rank r is the vector with a one at entry r.
+    """
     return np.broadcast_to(np.eye(n, dtype=np.uint64)[:, None, :], (n, chunks, n))
 
 
 class SymbolicState:
-    """The symbolic contents of all chunks of all ranks between two rounds.
+    """The symbolic contents of all chunks of all n ranks between two rounds of a proof.
 
-    `contents`, shape (n * C, K + 2), has one row per chunk of a rank: the sum of the weights of its contributions, the
-    number of contributions (the bits of a float64), and the hash of the reduction order. A chunk that was never written
-    has zero contributions. `is_input`, shape (n, C), marks the input chunks, and `input_weights`, shape (n, C, K), has
+    `contents` has one row per chunk of a rank: the sum of the K weights of its contributions, the number of
+    contributions (the bits of a float64), and the hash of the reduction order. Chunks that were never written have zero
+    contributions. `is_input`, shape (n, chunks), marks the input chunks, and `input_weights`, shape (n, chunks, K), has
     the weights of the contributions. `heard`, shape (n, n), marks the ranks that each rank has heard from in a barrier;
     in other operations it is None.
     """
@@ -79,29 +85,35 @@ class SymbolicState:
 
     @property
     def weights(self) -> Weights:
-        """The sum of the weights of the contributions in each chunk of each rank, shape (n, C, K)."""
+        """The sum of the weights of the contributions in each chunk of each rank, shape (n, chunks, K)."""
         return self.contents[:, :-2].reshape(self.input_weights.shape)
 
     @property
     def counts(self) -> NDArray[np.float64]:
-        """The number of contributions in each chunk of each rank, shape (n, C)."""
+        """The number of contributions in each chunk of each rank, shape (n, chunks)."""
         return count_contributions(self.contents).reshape(self.n, self.chunks)
 
     @property
     def order(self) -> Hashes:
-        """The hash of the reduction order of each chunk of each rank, shape (n, C)."""
+        """The hash of the reduction order of each chunk of each rank, shape (n, chunks)."""
         return self.contents[:, -1].reshape(self.n, self.chunks)
 
     @property
     def valid(self) -> Mask:
-        """Which chunks were written or are input, shape (n, C)."""
+        """A mask, shape (n, chunks), of the chunks that have data: input, or written before."""
         return self.counts > 0
 
     def receive(self, op: Ints, place: IntArray, incoming: Contents) -> NDArray[np.float64]:
-        """Copy or reduce row i of `incoming` into row place[i] of `contents` for all i, by one `op` or by op[i].
+        """Copy or reduce row i of `incoming` into row place[i] of `contents`, for all i.
 
-        The entries of `place` are distinct. Returns for each row the number of contributions before the reduction, or 1
-        for a copy; returns an empty array if `op` is the single value COPY.
+        Args:
+            op: the operation (copy or reduce) of all rows, or an array with that of each row.
+            place: the rows to change, without repetition: rank * chunks + chunk.
+            incoming: rows in the form of `contents`.
+
+        Returns:
+            For each row, the number of contributions before the reduction, or 1 for a copy; an empty array if `op` is
+                the single value COPY.
         """
         if not isinstance(op, np.ndarray) and op == _COPY:
             self.contents[place] = incoming
@@ -121,17 +133,20 @@ class SymbolicState:
 
 
 def count_contributions(contents: Contents) -> NDArray[np.float64]:
-    """Return a view of the numbers of contributions in rows of `SymbolicState.contents`, shape (M,)."""
+    """Return the number of contributions in each row of `SymbolicState.contents`, as a view."""
     return contents.view(np.float64)[:, -2]
 
 
 def check_postcondition(state: SymbolicState, name: str, run_again: Callable[[Weights], SymbolicState]) -> None:
-    """Raise PlanError unless the final `state` meets the postcondition of its operation.
+    """Raise PlanError unless the final state has what the collective promises.
 
-    Each output chunk must hold each required contribution exactly once, in a barrier every rank must have heard from
-    every other, and all ranks whose output includes a chunk must have reduced it in the same order. Error messages call
-    the plan or program `name`. To find missing or repeated contributions, `run_again` executes the plan or program
-    again, with the given weights of the contributions.
+    Each output chunk must have each required contribution exactly once, in a barrier every rank must have heard from
+    every other, and all ranks whose output includes a chunk must have reduced it in the same order.
+
+    Args:
+        state: the state at the end of the plan or program.
+        name: the name of the plan or program in error messages.
+        run_again: executes the plan or program with other weights, to find missing or repeated contributions.
     """
     if state.heard is not None and not state.heard.all():
         early, late = np.nonzero(~state.heard)
@@ -145,12 +160,12 @@ def check_postcondition(state: SymbolicState, name: str, run_again: Callable[[We
 
 
 def _output_mask(state: SymbolicState) -> Mask:
-    """Return which chunks form the output of each rank, shape (n, C)."""
+    """Return a mask of the chunks that form the output of each rank, shape (n, chunks)."""
     return state.operation.output_mask(np.arange(state.n), state.n, state.chunks, state.root)
 
 
 def _find_correct(state: SymbolicState) -> Mask:
-    """Return a mask of the chunks whose number and weights of contributions are as expected, shape (n, C)."""
+    """Return a mask, shape (n, chunks), of the chunks in `state` that have the expected contributions, each once."""
     is_input = state.is_input[..., None].astype(np.uint64)
     correct: Mask = state.counts == state.operation.expected_weights(is_input, state.n)[..., 0]
     expected, actual = state.operation.expected_weights(state.input_weights, state.n), state.weights
@@ -171,7 +186,10 @@ def _check_order(state: SymbolicState, name: str) -> None:
 
 
 def _describe_fault(state: SymbolicState, rank: int, chunk: int, run_again: Callable[[Weights], SymbolicState]) -> str:
-    """Return a string that names the contributions that a chunk lacks or has more than once."""
+    """Return text that names the contributions that a wrong chunk lacks or has more than once.
+
+    `run_again` executes the plan with weights that count the contributions of each rank.
+    """
     n = state.n
     if not state.valid[rank, chunk]:
         return "it was never written"
@@ -187,7 +205,7 @@ def _describe_fault(state: SymbolicState, rank: int, chunk: int, run_again: Call
 
 
 def _list_contributions(ranks: Mask) -> str:
-    """Return text such as "the contributions of ranks 0, 2 are", with at most eight ranks; "" for an empty mask."""
+    """Return text such as "the contributions of ranks 0, 2 are" for a mask of ranks; "" for an empty mask."""
     listed: IntArray = np.nonzero(ranks)[0]
     if len(listed) < 2:
         return f"the contribution of rank {listed[0]} is" if len(listed) else ""

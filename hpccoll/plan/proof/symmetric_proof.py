@@ -4,11 +4,12 @@ Let n ranks have n chunks, and let a plan do the same at rank r + p as at rank r
 increased by p (modulo n). Then the execution of the plan, rotated by p, is the execution itself: chunk c + p of rank
 r + p has the contributions of chunk c of rank r, with all ranks increased by p. The promise of an all_gather, a
 reduce_scatter and an all_reduce is invariant under the same rotation. So if chunks 0 to p - 1 are right at all ranks,
-all chunks are. This is an argument about all ranks, not a sample: `prove_by_symmetry` checks the rotation for every
-rank of every round, that each send meets its receive, and that both ends have the same number of chunks.
+all chunks are. The proof is about all ranks, not a sample: `prove_by_symmetry` checks the rotation for every rank of
+every round, that each send meets its receive, and that both ends have the same number of chunks.
 
-Instead of n * n chunks, the proof keeps n * p, so its memory is O(n p), and its time O(n p) per round. It needs regions
-that are cyclic intervals (`Span`), and messages that leave chunks in place; other plans are not proven this way.
+Instead of n * n chunks, the proof keeps n * p, so its memory is O(n p), and its time O(n p) per round. The proof by
+symmetry needs regions that are cyclic intervals (`Span`), and messages that leave chunks in place; other plans cannot
+be proven by symmetry.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def can_prove_by_symmetry(plan: Plan) -> bool:
-    """Whether a plan states a period, has one chunk per rank, and has only messages of cyclic intervals in its rounds.
+    """Whether `prove_by_symmetry` applies: the plan states a period, and its messages are cyclic intervals of chunks.
 
-    Only the first round is looked at; `prove_by_symmetry` raises PlanError if a later one differs.
+    The plan must also have one chunk per rank. Only the first round is examined; `prove_by_symmetry` raises PlanError
+    if a later one differs.
     """
     n = plan.ranks
     if plan.operation not in OPERATIONS or plan.period is None or n % plan.period:
@@ -42,16 +44,20 @@ def can_prove_by_symmetry(plan: Plan) -> bool:
 
 
 def _is_span_move(step: Step) -> bool:
+    """Whether a step consists of messages whose chunks are cyclic intervals on both ends."""
     return isinstance(step, Move) and isinstance(step.send, Span) and isinstance(step.recv, Span)
 
 
 def prove_by_symmetry(plan: Plan) -> Proof:
-    """Return the proof of a plan for which `can_prove_by_symmetry` holds; raise PlanError if it is wrong."""
+    """Return the proof of a plan by its symmetry under rotation of ranks and chunks, with less memory than `check`.
+
+    `can_prove_by_symmetry` must hold for the plan. Raises PlanError if the plan is wrong.
+    """
     return _SymmetricProof(plan).prove()
 
 
 class _SymmetricProof:
-    """The contents of chunks 0 to p - 1 at all ranks: sums of random weights and numbers of contributions."""
+    """Proves a plan of period p: tracks chunks 0 to p - 1 of all ranks as sums of random weights and counts."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.n, self.period = plan, plan.ranks, plan.period or plan.ranks
@@ -71,7 +77,7 @@ class _SymmetricProof:
             self.order[chunk, holders] = self.weight[holders, 0]
 
     def prove(self) -> Proof:
-        """Execute all rounds, compare the end with the promise, and return the proof."""
+        """Execute all rounds symbolically, compare the result with the operation's promise, and return the proof."""
         rounds = self.plan.rounds()
         for t in range(len(rounds)):
             self.round = t
@@ -84,7 +90,7 @@ class _SymmetricProof:
         return Proof(cost, len(rounds), self.messages)
 
     def error(self, rank: int, why: str) -> PlanError:
-        """Return (not raise) the error that names the plan, the round and a rank."""
+        """Return (not raise) the error `why` about a rank in the current round."""
         return PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {self.round}: rank {rank} {why}")
 
     def run_round(self, steps: Sequence[Step]) -> None:
@@ -108,7 +114,10 @@ class _SymmetricProof:
         self.steps += crossed > 0
 
     def check_rotation(self, step: Move, sends: Mask, receives: Mask) -> None:
-        """Raise PlanError unless rank r + p does what rank r does, with peers and chunks increased by p."""
+        """Raise PlanError unless rank r + p does what rank r does in a step, with peers and chunks increased by p.
+
+        `sends` and `receives` are masks of the ranks that send and receive in the step.
+        """
         for what, values, active, turns in (
             ("destination", step.dest, sends, self.n), ("source", step.source, receives, self.n),
             ("operation", step.op, receives, 0),
@@ -126,7 +135,10 @@ class _SymmetricProof:
                                                 f"{what} by more than the period {self.period}")  # fmt: skip
 
     def check_ends(self, step: Move, sends: Mask, receives: Mask) -> None:
-        """Raise PlanError unless every send has its receive, of the same number of chunks."""
+        """Raise PlanError unless every send of a step has a receive of the same number of chunks, and the reverse.
+
+        `sends` and `receives` are masks of the ranks that send and receive.
+        """
         alone = np.nonzero(sends & (step.source[np.where(sends, step.dest, 0)] != self.rank))[0]
         if len(alone):
             raise self.error(int(alone[0]), f"sends to rank {step.dest[alone[0]]}, which does not receive from it")
@@ -141,7 +153,15 @@ class _SymmetricProof:
     def move_chunk(
         self, step: Move, spans: tuple[Span, Span], chunk: int, before: tuple[IntArray, Weights, Weights], written: Mask
     ) -> None:
-        """Copy or reduce one chunk at the ranks that receive it."""
+        """Copy or reduce one chunk at the ranks that receive it in a step.
+
+        Args:
+            step: the messages.
+            spans: the step's sent and received intervals of chunks.
+            chunk: the chunk, from 0 to p - 1.
+            before: the counts, sums of weights, and order hashes at the start of the round.
+            written: a mask, shape (p, ranks), of the chunks written in this round, which this method updates.
+        """
         send, recv = spans
         sends = np.nonzero((step.dest != NO_PEER) & _holds(send, chunk, self.rank))[0]
         into = step.dest[sends]
@@ -165,7 +185,7 @@ class _SymmetricProof:
         written[chunk, into] = True
 
     def check_end(self) -> None:
-        """Raise PlanError unless chunks 0 to p - 1 have every contribution once where the promise needs them."""
+        """Raise PlanError unless chunks 0 to p - 1 have every contribution once, wherever they are output."""
         for chunk in range(self.period):
             gathers = self.plan.operation is Operation.ALL_GATHER
             count = 1 if gathers else self.n
@@ -182,7 +202,7 @@ class _SymmetricProof:
 
 
 def _first_chunk(span: Region) -> Ints:
-    """Return the first chunk of a span at each rank."""
+    """Return the first chunk of each rank's interval `span`: one number, or an array with one entry per rank."""
     if not isinstance(span, Span):
         raise PlanError("a list of chunks has no first chunk; prove fewer ranks without symmetry")
     first: Ints = span.base + span.unit * (span.first % max(span.mod, 1))
@@ -190,25 +210,28 @@ def _first_chunk(span: Region) -> Ints:
 
 
 def _at(value: Ints, ranks: IntArray) -> IntArray:
-    """Return the entries of `ranks` of a value that is one number, or an array with one entry per rank."""
+    """Return an array with the value of each of `ranks`; `value` is one number for all, or an array by rank."""
     return np.full(len(ranks), value) if isinstance(value, int) else np.asarray(value)[ranks]
 
 
 def _place(span: Span, chunk: int, ranks: IntArray) -> IntArray:
-    """Return the place of a chunk in the spans of `ranks`, which may be beyond the end of the span."""
+    """Return the position of `chunk` in the interval of each of `ranks`.
+
+    Positions past the end mean that it lacks it.
+    """
     distance = chunk - _at(span.base, ranks)
     unit = (distance // span.unit - _at(span.first, ranks)) % max(span.mod, 1)
     return unit * span.unit + distance % span.unit
 
 
 def _holds(span: Span, chunk: int, ranks: IntArray) -> Mask:
-    """Return whether the span of each rank has a chunk."""
+    """Return a mask of those of `ranks` whose interval `span` includes `chunk`."""
     distance = chunk - _at(span.base, ranks)
     inside = (distance >= 0) & (distance < span.mod * span.unit)
     return inside & (_place(span, chunk, ranks) < _at(span.size, ranks))
 
 
 def _chunk_at(span: Span, place: IntArray, ranks: IntArray) -> IntArray:
-    """Return the chunk at a place of the span of each of `ranks`."""
+    """Return the chunk at position `place` in the interval of each of `ranks`."""
     unit = (_at(span.first, ranks) + place // span.unit) % max(span.mod, 1)
     return _at(span.base, ranks) + unit * span.unit + place % span.unit

@@ -30,9 +30,9 @@ class TransferBlock:
 
     `fences` holds pairs of a round and each rank's leader (equal for ranks that wait for each other). Arrays with an
     entry per transfer: `step` (number of the step in the block), `round`, `kind` (MESSAGE, LOAD or STORE), `source` and
-    `target` (ranks), `size` in chunks, `op`. Arrays with an entry per moved chunk: `transfer` (number of the transfer
-    in the block), and the chunk that is read (`out`) and written (`into`), as the number rank * C + chunk, where C is
-    the number of chunks per rank.
+    `target` (ranks), `size` in chunks, `op` (copy or reduce). Arrays with an entry per moved chunk: `transfer` (number
+    of the transfer in the block), and the chunk that is read (`out`) and written (`into`), as the number rank * chunks
+    per rank + chunk.
     """
 
     first: int
@@ -52,7 +52,7 @@ class TransferBlock:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The chunks at the sending ends, or at the receiving ends, of the transfers of a block.
+    """The chunks at one end, sending or receiving, of the transfers of a block.
 
     Transfer i has the chunks in row row[i] (of one row per rank) of the region regions[step[i]], owned by rank rank[i].
     """
@@ -73,7 +73,7 @@ class TransferReader:
         self.layout_class = plan.operation.layout_classes(tuple(counts), self.n, self.chunks)
 
     def error(self, ranks: IntArray, why: str) -> PlanError:
-        """Return (not raise) the error that names the plan, the current round and the first of `ranks`."""
+        """Return (not raise) the error `why` about the first of `ranks` in the current round of the plan."""
         others = len(set(ranks.tolist())) - 1
         who = f"rank {ranks[0]} (and {others} more)" if others else f"rank {ranks[0]}"
         return PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {self.round}: {who} {why}")
@@ -95,7 +95,7 @@ class TransferReader:
             yield self._read_block(t, steps, rounds)
 
     def _check_kinds(self, t: int, steps: Sequence[Step]) -> None:
-        """Raise PlanError if a round mixes messages, fences, and accesses to shared memory (loads and stores)."""
+        """Raise PlanError if round t mixes messages, fences, and accesses to shared memory (loads and stores)."""
         kinds = {_KIND_NAMES[type(step)] for step in steps}
         if len(kinds) > 1:
             holds = f"holds {' and '.join(sorted(kinds))}; give each kind a round of its own"
@@ -109,7 +109,10 @@ class TransferReader:
         return size if isinstance(size, int) else self.chunks
 
     def _read_block(self, stop: int, timed: list[Step], rounds: list[int]) -> TransferBlock:
-        """Return the transfers of the steps `timed`, whose rounds are `rounds`; raise PlanError for a wrong step."""
+        """Return the transfers of the steps `timed`; `rounds[i]` is the round of step i, and `stop` the next block's.
+
+        Raises PlanError for a wrong step.
+        """
         fences = [(t, step.leader) for step, t in zip(timed, rounds, strict=True) if isinstance(step, Fence)]
         self._tabulate_peers([leader for _, leader in fences])
         steps = [step for step in timed if not isinstance(step, Fence)]
@@ -139,12 +142,19 @@ class TransferReader:
         )  # fmt: skip
 
     def _classes(self, rank: IntArray, chunk: IntArray) -> IntArray:
-        """Return the layout class of each chunk; two chunks of one class have equal sizes for all given counts."""
+        """Return the layout class of each chunk: chunks of one class have equal sizes for all element counts.
+
+        `chunk[i]` is a chunk of rank `rank[i]`.
+        """
         classes = self.layout_class
         return np.asarray(classes[chunk] if classes.ndim == 1 else classes[rank, chunk])
 
     def _tabulate(self, values: Sequence[Ints], what: str) -> IntArray:
-        """Return `values`, one per step, as an array of shape (S, n); raise PlanError for a value of a wrong shape."""
+        """Return the values of all steps as an array, shape (steps, ranks); errors name the values `what`.
+
+        Each entry of `values` is one number for all ranks, or an array with one entry per rank. Raises PlanError for
+        another shape.
+        """
         shapes = {getattr(value, "shape", ()) for value in values}
         for shape in shapes - {(), (self.n,)}:
             raise self.error(np.arange(self.n), f"has {what} of shape {shape}; need one entry per rank")
@@ -153,7 +163,10 @@ class TransferReader:
         return np.array(rows, np.int64).reshape(-1, self.n)
 
     def _tabulate_peers(self, peers: Sequence[IntArray]) -> IntArray:
-        """Return the peers of all steps as an array of shape (S, n); raise PlanError for a peer that does not exist."""
+        """Return the peers of all steps as an array, shape (steps, ranks).
+
+        Raises PlanError for a rank beyond the last.
+        """
         table = self._tabulate(peers, "peers")
         wrong = (table < NO_PEER) | (table >= self.n)
         if wrong.any():
@@ -162,13 +175,19 @@ class TransferReader:
         return table
 
     def _select(self, values: list[Ints], what: str, step: IntArray, row: IntArray) -> IntArray:
-        """Return for all i the value of step step[i] for rank row[i]; raise PlanError for a value of a wrong shape."""
+        """Return, for each i, the value of step step[i] for rank row[i]; errors name the values `what`.
+
+        Raises PlanError for an array of a wrong length.
+        """
         if all(isinstance(value, int) for value in values):
             return np.array(values, np.int64)[step]
         return self._tabulate(values, what)[step, row]
 
     def _match_peers(self, moves: list[Move], sources: IntArray) -> None:
-        """Raise PlanError unless, in each step, every send has a receive by its `dest`, and every receive a send."""
+        """Raise PlanError unless each send in the steps `moves` has its receive in the same step, and the reverse.
+
+        `sources` has the source of each rank in each step, shape (steps, ranks).
+        """
         dests = self._tabulate_peers([move.dest for move in moves])
         for peers, answers, verb, reply in (
             (dests, sources, "sends to", "receives from"),
@@ -182,7 +201,10 @@ class TransferReader:
                 raise self.error(rank[alone], f"{verb} {named[0]}, which {reply} {named[1]} (-1 = no peer)")
 
     def _match_sizes(self, sent: _Ends, received: _Ends) -> IntArray:
-        """Return the number of chunks of each transfer; raise PlanError unless both ends have the same number."""
+        """Return the number of chunks of each transfer; raise PlanError unless both ends have the same number.
+
+        `sent` and `received` have the chunks at the sending and at the receiving ends.
+        """
         sends, takes = (
             self._select([region.size for region in ends.regions], "sizes", ends.step, ends.row)
             for ends in (sent, received)
@@ -195,7 +217,10 @@ class TransferReader:
         return sends
 
     def _list_ops(self, ops: list[Ints], received: _Ends) -> IntArray:
-        """Return the op of each transfer; raise PlanError for ops that do not exist or that the operation forbids."""
+        """Return the operation (copy or reduce) of each transfer.
+
+        Raises PlanError for one that the collective forbids.
+        """
         op = self._select(ops, "ops", received.step, received.rank)
         low, high = op.min(initial=_COPY), op.max(initial=_COPY)
         if low < _COPY or high > _LAST_OP:
@@ -206,7 +231,13 @@ class TransferReader:
         return op
 
     def _list_chunks(self, ends: _Ends, size: IntArray, transfer: IntArray) -> IntArray:
-        """Return the chunk numbers of all transfers, shape (M,); raise PlanError for invalid chunks."""
+        """Return the chunk numbers of all transfers in one array; raise PlanError for chunks that do not exist.
+
+        Args:
+            ends: one end (sending or receiving) of the transfers.
+            size: the number of chunks of each transfer.
+            transfer: the transfer of each entry of the result.
+        """
         begin = np.cumsum(size) - size
         chunk = self._list_span_chunks(ends, transfer, np.arange(len(transfer)) - begin[transfer])
         for number, region in enumerate(ends.regions):
@@ -226,7 +257,10 @@ class TransferReader:
         return chunk
 
     def _list_span_chunks(self, ends: _Ends, transfer: IntArray, index: IntArray) -> IntArray:
-        """Return the number of each chunk in a Span, at `index` in its transfer; other regions get any numbers."""
+        """Return the chunk at position index[i] of the interval of transfer transfer[i], for each i.
+
+        Entries for transfers whose chunks are no interval are meaningless.
+        """
         spans = [region if isinstance(region, Span) else _EMPTY for region in ends.regions]
         first, base = (
             self._select(values, "chunks", ends.step, ends.row)[transfer]

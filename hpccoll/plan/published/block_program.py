@@ -18,12 +18,16 @@ Semaphore: TypeAlias = tuple[str | int, ...]
 CellContents: TypeAlias = tuple[int, int]  # a chunk of the collective's data, and the bit mask of its contributors
 INPUT, OUTPUT, SCRATCH = "i", "o", "s"
 IN_FLIGHT = ">"  # begins the buffer names of messages in flight
-MOST_RANKS, MOST_CELLS = 2**12, 2**22  # of a file; proofs of larger ones would take hours and run out of memory
+MOST_RANKS, MOST_CELLS = 2**12, 2**22  # proofs of larger schedules would take hours and run out of memory
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The cell `target` gets the sum of the cells `sources`, or a copy of the only source."""
+    """A change that a step makes: the cell `target` gets a copy of the only source cell, or the sum of `sources`.
+
+    A cell (rank, buffer name, index) holds one chunk of data. The buffer is `i` (input), `o` (output), `s` (scratch),
+    or a message in flight.
+    """
 
     target: Cell
     sources: tuple[Cell, ...]
@@ -31,7 +35,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class SemaphoreWait:
-    """The step waits until `semaphore` is at least `count`; `is_counted` if several blocks raise it, by one each."""
+    """A condition of a step of a thread block: the step waits until the counter `semaphore` is at least `count`.
+
+    `is_counted` states that several thread blocks raise the semaphore, each by one.
+    """
 
     semaphore: Semaphore
     count: int
@@ -40,7 +47,7 @@ class SemaphoreWait:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """The step raises `semaphore` to `value`, or by one if `value` is None."""
+    """A signal of a step of a thread block: the step sets the counter `semaphore` to `value`, or adds one (None)."""
 
     semaphore: Semaphore
     value: int | None = None
@@ -48,10 +55,19 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class BlockStep:
-    """A step of a thread block: its number and words as in the file, and what it does.
+    """A step of a thread block of a published schedule.
 
-    `slot` is the semaphore that counts the receives of the link on which the step sends, and the number of messages
-    that were sent there before: with k buffered messages per link, the step waits for all but k of these receives.
+    Args:
+        rank: the rank of the thread block.
+        block: the number of the thread block on its rank.
+        index: the number of the step in the file.
+        words: the step as error messages show it.
+        effects: the copies and sums of chunks that the step carries out.
+        waits: the conditions under which the step starts.
+        posts: the semaphores that the step raises when it is done.
+        slot: for a send, the semaphore that counts the receives of its link (source, destination, channel), and the
+            number of earlier messages of the link; a link with k buffers lets the send wait for all but k of the
+            receives.
     """
 
     rank: int
@@ -64,16 +80,29 @@ class BlockStep:
     slot: tuple[Semaphore, int] | None = None
 
     def describe(self) -> str:
-        """Return the place of the step in words, such as `rank 3, thread block 1, step 4 (rrc o[5])`."""
+        """Return rank, thread block, number and words of the step, as `rank 3, thread block 1, step 4 (rrc o[5])`."""
         return f"rank {self.rank}, thread block {self.block}, step {self.index} ({self.words})"
 
 
 @dataclass(frozen=True, slots=True)
 class BlockProgram:
-    """A published schedule for `ranks` ranks; the data of the collective has `chunks` chunks.
+    """A schedule of MSCCL, MSCCL++, TE-CCL or TACCL as steps of thread blocks, which run at the same time.
 
-    `inputs` and `outputs` map cells to their contents at the start, and to those that are required at the end. `homes`
-    maps cells to the chunk of the plan that holds their contents; it is empty if no plan can.
+    Args:
+        name: the name of the schedule.
+        tool: the tool whose format the file has.
+        operation: the collective that the schedule carries out.
+        ranks: the number of ranks.
+        chunks: the number of chunks of the collective's data.
+        blocks: the steps of each thread block of all ranks, in order.
+        inputs: the contents of each input cell (rank, buffer, index) at the start: a chunk, and a bit mask of the ranks
+            that contributed.
+        outputs: the contents that each output cell must have at the end, in the same form.
+        homes: the chunk number, in a `Plan`, of each cell that the plan has too; empty if no plan can express the
+            schedule.
+        plan_chunks: the number of chunks per rank of this plan; 0 if no plan can express the schedule.
+        messages: the number of messages of the schedule.
+        remarks: reasons why no plan can express the schedule.
     """
 
     name: str
@@ -92,9 +121,10 @@ class BlockProgram:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCells:
-    """The cells of a collective's input and output, and what they hold, for `per` chunks in each rank's block.
+    """The cells (rank, buffer, index) of a collective's input and output, and the contents that they must have.
 
-    With `in_place`, the input of a rank is in the memory of its output, or the output in that of the input.
+    `per` is the number of chunks of a rank's block, or of the whole vector of an operation without blocks. With
+    `in_place`, the input of a rank is in the memory of its output, or the output in that of the input.
     """
 
     operation: Operation
@@ -112,20 +142,20 @@ class CollectiveCells:
 
     @property
     def chunks(self) -> int:
-        """The number of chunks of the collective's data."""
+        """The number of chunks of the collective's data: of all blocks of all ranks, or of the vector."""
         n = self.ranks
         if self.operation is Operation.ALL_TO_ALL:
             return n * n * self.per
         return n * self.per if self.operation.has_blocks else self.per
 
     def initial(self, rank: int, index: int) -> CellContents:
-        """Return the contents of chunk `index` of a rank's input."""
+        """Return what chunk `index` of a rank's input holds: a data chunk, and a bit mask of its one contributor."""
         if self.operation is Operation.ALL_TO_ALL:
             return rank * self.ranks * self.per + index, 1 << rank
         return (rank * self.per + index if self.operation is Operation.ALL_GATHER else index), 1 << rank
 
     def required(self, rank: int, index: int) -> CellContents:
-        """Return the contents that chunk `index` of a rank's output must have."""
+        """Return what chunk `index` of a rank's output must hold: a data chunk, and a bit mask of contributors."""
         n, per = self.ranks, self.per
         if self.operation is Operation.ALL_TO_ALL:
             source, at = divmod(index, per)
@@ -150,7 +180,7 @@ class CollectiveCells:
         return self.per * (self.ranks if self.operation in (Operation.ALL_GATHER, Operation.ALL_TO_ALL) else 1)
 
     def locate(self, rank: int, buffer: str, index: int) -> Cell:
-        """Return the cell of a chunk of a rank's buffer."""
+        """Return the cell (rank, buffer, index) of chunk `index` of a rank's buffer; in-place buffers share cells."""
         if self.in_place and buffer != SCRATCH:
             if self.operation is Operation.ALL_GATHER and buffer == INPUT:
                 return rank, OUTPUT, rank * self.per + index
@@ -161,7 +191,7 @@ class CollectiveCells:
         return rank, buffer, index
 
     def list_inputs(self) -> dict[Cell, CellContents]:
-        """Return the contents of the inputs' cells of all ranks."""
+        """Return the initial contents of the input cells of all ranks, by cell."""
         return {
             self.locate(rank, INPUT, k): self.initial(rank, k)
             for rank in range(self.ranks)
@@ -169,7 +199,7 @@ class CollectiveCells:
         }
 
     def list_outputs(self) -> dict[Cell, CellContents]:
-        """Return the contents that the outputs' cells of all ranks must have."""
+        """Return the contents that the output cells of all ranks must have at the end, by cell."""
         return {
             self.locate(rank, OUTPUT, k): self.required(rank, k)
             for rank in range(self.ranks)
@@ -177,7 +207,7 @@ class CollectiveCells:
         }
 
     def list_homes(self) -> dict[Cell, int]:
-        """Return the plan's chunks of the cells of inputs and outputs that have one."""
+        """Return the chunk number in a `Plan` of each input and output cell of all ranks; some cells may have none."""
         places = (
             (rank, buffer, k)
             for rank in range(self.ranks)
@@ -188,13 +218,16 @@ class CollectiveCells:
 
     @property
     def plan_chunks(self) -> int:
-        """The number of chunks per rank of a plan of the collective, or 0 if plans cannot express the collective."""
+        """The number of chunks per rank of a `Plan` of this collective."""
         if self.operation is Operation.ALL_TO_ALL:
             return 2 * self.ranks
         return self.chunks
 
     def home(self, rank: int, buffer: str, index: int) -> int | None:
-        """Return the chunk of a plan for a chunk of a rank's input or output; None for an all-to-all in pieces."""
+        """Return the chunk number in a `Plan` of chunk `index` of a rank's input or output buffer.
+
+        None for the later pieces of a block of an all-to-all, of which a plan moves whole blocks only.
+        """
         if self.operation is Operation.ALL_TO_ALL:
             if self.per > 1:
                 return None if index % self.per else self.home_of_block(buffer, index // self.per)
@@ -204,5 +237,5 @@ class CollectiveCells:
         return rank * self.per + index if scattered and is_own else index
 
     def home_of_block(self, buffer: str, block: int) -> int:
-        """Return the chunk of an all-to-all's plan for a block of the input or the output."""
+        """Return the chunk number in the `Plan` of an all-to-all of a block of the input or output buffer."""
         return block if buffer == INPUT else self.ranks + block

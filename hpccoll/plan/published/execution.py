@@ -22,7 +22,10 @@ from hpccoll.plan.step import IntArray
 
 @dataclass(frozen=True, slots=True)
 class ExecutedStep:
-    """A step, the number of its block in the program, its position in the block, and its vector clock."""
+    """A step, the number of its thread block in the program, its position in the block, and its vector clock.
+
+    The vector clock has, for each thread block, the number of steps of the block that surely come before this step.
+    """
 
     step: BlockStep
     block: int
@@ -32,7 +35,7 @@ class ExecutedStep:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """The executed steps in order, and for a deadlock the next step of each blocked block, with the reason."""
+    """The executed steps in order; after a deadlock, also the next step of each blocked thread block and the reason."""
 
     executed: list[ExecutedStep]
     stuck: list[tuple[BlockStep, str]]
@@ -49,11 +52,15 @@ def has_deadlock(program: BlockProgram, buffered: int) -> bool:
 
 
 def _get_value(post: tuple[int, IntArray]) -> int:
+    """Return the semaphore's value after a post, given as a pair (value, vector clock of the poster)."""
     return post[0]
 
 
 class _Executor:
-    """The semaphores and the current step of every block."""
+    """Executes a program of thread blocks: keeps the semaphores and the number of the next step of each thread block.
+
+    `buffered` is the largest number of messages in flight per link, None without limit.
+    """
 
     def __init__(self, program: BlockProgram, buffered: int | None, *, with_clocks: bool = True) -> None:
         self.blocks, self.buffered = program.blocks, buffered
@@ -65,7 +72,7 @@ class _Executor:
         self.waiting: dict[Semaphore, set[int]] = {}
 
     def run(self) -> Execution:
-        """Run all blocks until they end or are blocked."""
+        """Run all thread blocks until each is at its end or blocked; return the execution."""
         executed: list[ExecutedStep] = []
         runnable = deque(range(len(self.blocks)))
         while runnable:
@@ -94,7 +101,7 @@ class _Executor:
         return None
 
     def complete(self, block: int, step: BlockStep) -> ExecutedStep:
-        """Execute a step: join the clocks of the posts that it waited for, and raise its semaphores."""
+        """Execute a step of thread block `block`: compute its vector clock from awaited posts, and raise semaphores."""
         clock = self.clocks[block]
         if len(clock):
             clock = clock.copy()
@@ -114,7 +121,7 @@ class _Executor:
         return ExecutedStep(step, block, self.at[block] - 1, clock)
 
     def explain(self, step: BlockStep) -> str:
-        """Return what a blocked step waits for, in words."""
+        """Return the reason why a step is blocked, as a string such as `waits for thread block 2 of its rank`."""
         missing = self.find_missing(step)
         if missing is None:
             return "waits"

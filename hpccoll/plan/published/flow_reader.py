@@ -32,13 +32,21 @@ from hpccoll.plan.published.block_program import (
 _FLOW = re.compile(r"Chunk (\d+) from (\d+) traveled over (\d+)->(\d+)(?: with volume ([\d.e+-]+))? in epoch (\d+)")
 _HOP = re.compile(r"(\d+)->(\d+) with volume ([\d.e+-]+) in epoch (\d+)")
 _DEMAND = re.compile(r"Demand at (\d+) for chunk (\d+) from (\d+)")
-_VOLUME_ERROR = 1e-3  # TE-CCL's solver leaves out volumes below 1e-5, and rounds
+_VOLUME_ERROR = 1e-3  # TE-CCL's solver leaves out volumes below 1e-5, and rounds the others
 RELAY = "x"  # the buffer of chunks that a rank passes on
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A transfer of a cell's contents between two ranks in an epoch or step, and its words in the file."""
+    """A transfer of one cell's contents (rank, buffer, index) between two ranks.
+
+    Args:
+        epoch: the time step of the transfer; data that it brings can be sent from the next epoch on.
+        source: the cell that is read.
+        target: the cell that is written.
+        words: the transfer as written in the file.
+        reduces: whether the contents are added to the target's rather than copied.
+    """
 
     epoch: int
     source: Cell
@@ -58,7 +66,12 @@ def is_taccl(document: dict[str, Any]) -> bool:
 
 
 def parse_teccl(document: dict[str, Any], name: str) -> BlockProgram:
-    """Return the program of a TE-CCL schedule; raise UsageError for an unreadable one, PlanError for a wrong one."""
+    """Return the program of a TE-CCL schedule; `document` is the parsed JSON, and error messages call the file `name`.
+
+    Raises:
+        UsageError: the file cannot be read.
+        PlanError: a path has a gap, or a chunk is sent before it arrives.
+    """
     flows = next(value for key, value in document.items() if key.endswith("-Flows"))
     if any("volume" in flow for flow in flows[:1]):
         paths: dict[str, Any] = next(
@@ -79,7 +92,7 @@ def parse_teccl(document: dict[str, Any], name: str) -> BlockProgram:
 
 
 def _match(pattern: re.Pattern[str], words: Any, name: str) -> re.Match[str]:
-    """Return the match of a line of the file; raise UsageError if it has another form."""
+    """Return the match of `pattern` with `words`, a line of the file; raise UsageError if the line has another form."""
     match = pattern.match(words) if isinstance(words, str) else None
     if match is None:
         raise UsageError(f"{name}: {words!r:.80} has not the form of TE-CCL's lines, {pattern.pattern[:40]}...")
@@ -87,7 +100,7 @@ def _match(pattern: re.Pattern[str], words: Any, name: str) -> re.Match[str]:
 
 
 def _read_all_to_all(paths: dict[str, Any], name: str) -> BlockProgram:
-    """Return the program of an all-to-all, of which every demand has one or several paths."""
+    """Return the program of TE-CCL's all-to-all; `paths` maps each demand (a block between two ranks) to its paths."""
     demands = [(_match(_DEMAND, demand, name), pieces) for demand, pieces in paths.items()]
     nodes = sorted({int(node) for match, _ in demands for node in match.group(1, 3)})
     ranks = {node: rank for rank, node in enumerate(nodes)}
@@ -122,7 +135,18 @@ def _add_path(
     hops: Sequence[Any], demand: tuple[int, int, int], cells: CollectiveCells, ranks: dict[int, int],
     transfers: list[Transfer], where: str,
 ) -> float:  # fmt: skip
-    """Append the transfers of one path, and return its volume; raise PlanError if the path has a gap."""
+    """Append the transfers of one path to `transfers`, and return the volume that it carries, in chunks.
+
+    Args:
+        hops: the transfers of the path in the file.
+        demand: source rank, destination rank, and number of the piece of their block.
+        cells: the cells of the collective.
+        ranks: the rank of each node number of the file.
+        transfers: the list to which transfers are appended.
+        where: the beginning of error messages.
+
+    Raises PlanError if the path has a gap or leaves a rank too early.
+    """
     source, dest, piece = demand
     at, epoch, volume = source, -1, 0.0
     identity = (source * cells.ranks + dest) * cells.per + piece
@@ -143,7 +167,10 @@ def _add_path(
 
 
 def _place_relays(transfers: list[Transfer], cells: CollectiveCells) -> tuple[dict[Cell, int], int]:
-    """Return the plan's chunks of all cells of an all-to-all, and their number; relays get chunks of work space."""
+    """Return the plan's chunk number of each cell of an all-to-all, and the number of chunks per rank.
+
+    Chunks that a rank only passes on are given chunks of work space.
+    """
     homes, n = cells.list_homes(), cells.ranks
     used = [2 * n] * n
     for transfer in transfers:
@@ -155,7 +182,12 @@ def _place_relays(transfers: list[Transfer], cells: CollectiveCells) -> tuple[di
 
 
 def parse_taccl(document: dict[str, Any], name: str) -> BlockProgram:
-    """Return the program of an algorithm of TACCL or SCCL; raise UsageError or PlanError as `parse_teccl` does."""
+    """Return the program of a TACCL or SCCL algorithm; `document` is the parsed JSON, and errors call the file `name`.
+
+    Raises:
+        UsageError: the file cannot be read.
+        PlanError: a chunk is sent before it arrives.
+    """
     collective = str(document["collective"]["name"]).lower()
     known = {
         "allgather": Operation.ALL_GATHER, "allreduce": Operation.ALL_REDUCE,
@@ -186,7 +218,18 @@ def _make_program(
     name: str, tool: str, cells: CollectiveCells, transfers: list[Transfer], outputs: dict[Cell, tuple[int, int]],
     homes: dict[Cell, int], plan_chunks: int, remarks: tuple[str, ...] = (),
 ) -> BlockProgram:  # fmt: skip
-    """Return the program in which every transfer waits for the earlier transfers to its source."""
+    """Return the program in which every transfer waits for the earlier transfers to its source cell.
+
+    Args:
+        name: the name of the schedule.
+        tool: the tool that wrote the file.
+        cells: the cells of the collective.
+        transfers: all transfers, in any order.
+        outputs: the contents that each output cell must have at the end.
+        homes: the chunk number in a `Plan` of each cell; empty if no plan can express the schedule.
+        plan_chunks: the chunks per rank of this plan; 0 if there is none.
+        remarks: reasons why there is no plan.
+    """
     inputs = cells.list_inputs()
     links = _Links(name, inputs)
     ordered = sorted(transfers, key=lambda transfer: transfer.epoch)
@@ -199,7 +242,7 @@ def _make_program(
 
 
 class _Links:
-    """The steps of each link, which is a thread block of its sender, and how many transfers filled each cell."""
+    """The steps of each link (one thread block of the sender per link), and how many transfers filled each cell."""
 
     def __init__(self, name: str, inputs: dict[Cell, tuple[int, int]]) -> None:
         self.name, self.inputs = name, inputs
@@ -209,13 +252,19 @@ class _Links:
         self.done: Counter[Cell] = Counter()
 
     def add_epoch(self, transfers: list[Transfer], everything: list[Transfer]) -> None:
-        """Add the transfers of one epoch, which use what earlier epochs brought; errors look at `everything`."""
+        """Add the transfers of one epoch, which may send only chunks that earlier epochs brought.
+
+        `everything` has all transfers of the file, which error messages search for the cause.
+        """
         for transfer in transfers:
             self.add(transfer, everything)
         self.done.update(transfer.target for transfer in transfers)
 
     def add(self, transfer: Transfer, everything: list[Transfer]) -> None:
-        """Add a transfer; raise PlanError if its chunk is not at its sender."""
+        """Add a transfer as a step; raise PlanError if its chunk is not at its sender yet.
+
+        `everything` has all transfers of the file, which the error message searches for the cause.
+        """
         key = (transfer.source[0], transfer.target[0])
         number = self.numbers.setdefault(key, sum(pair[0] == key[0] for pair in self.numbers))
         steps = self.blocks.setdefault(key, [])
@@ -229,7 +278,7 @@ class _Links:
         terms: tuple[Cell, ...] = (transfer.source,)
         if transfer.reduces:
             terms = (transfer.target, transfer.source)
-            if self.begun[transfer.target]:  # sums of one cell are made one after the other
+            if self.begun[transfer.target]:  # transfers that add to one cell run one after the other
                 waits.append(SemaphoreWait(("have", *transfer.target), self.begun[transfer.target], is_counted=True))
         self.begun[transfer.target] += 1
         effects, posts = (Effect(transfer.target, terms),), (Post(("have", *transfer.target)),)

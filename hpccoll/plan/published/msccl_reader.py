@@ -1,9 +1,9 @@
 """Reader of MSCCL algorithm files (XML), as MSCCL, RCCL and msccl-executor-nccl load them.
 
 A step has one of the types s (send), r (receive), rcs (receive, copy, send), rrs (receive, reduce, send), rrc (receive,
-reduce, copy), rrcs, cpy (copy), re (reduce) and nop. `depid` and `deps` name a step of another thread block of the
-rank that must be done before. A block tells others of its progress only at steps with `hasdep="1"`. Messages between
-two ranks on one channel arrive in order. Source: the parsers of microsoft/msccl and ROCm/rccl
+reduce, copy), rrcs, cpy (copy), re (reduce) and nop. `depid` and `deps` name a step of another thread block of the rank
+that must be done before. A thread block signals its progress to others only at steps with `hasdep="1"`. Messages
+between two ranks on one channel arrive in order. Source: the parsers of microsoft/msccl and ROCm/rccl
 (src/misc/msccl/msccl_parser.cc), whose rules on attributes, peers and buffers are those of this reader.
 """
 
@@ -63,7 +63,10 @@ def parse_msccl(text: str, name: str) -> BlockProgram:
 
 
 class _MscclReader:
-    """Reads the elements of one file, with the numbers of messages on each link so far."""
+    """Reads one MSCCL XML file; `name` stands for the file in errors, and `root` is its `<algo>` element.
+
+    Keeps the number of messages of each link (source, destination, channel) read so far.
+    """
 
     def __init__(self, name: str, root: ET.Element) -> None:
         self.name, self.root = name, root
@@ -84,17 +87,16 @@ class _MscclReader:
         self.ends: dict[tuple[str, int, int, int], tuple[int, int]] = {}  # the thread block at each end of each link
         self.counts: dict[tuple[int, int, int], tuple[list[BlockStep], list[BlockStep]]] = {}
         self.sizes: dict[int, dict[str, int]] = {}  # the numbers of chunks in the buffers of each rank
-        self.numbers: dict[int, int] = {}
 
     def attribute(self, element: ET.Element, key: str) -> str:
-        """Return an attribute; raise UsageError if the element lacks it."""
+        """Return the attribute `key` of an XML element; raise UsageError if the element lacks it."""
         value = element.get(key)
         if value is None:
             raise UsageError(f"{self.name}: <{element.tag} {dict(element.attrib)}> lacks {key!r}")
         return value
 
     def integer(self, element: ET.Element, key: str) -> int:
-        """Return an attribute as a whole number; raise UsageError if it is none."""
+        """Return the attribute `key` of an XML element as an integer; raise UsageError if it is not an integer."""
         value = self.attribute(element, key)
         try:
             return int(value)
@@ -102,7 +104,7 @@ class _MscclReader:
             raise UsageError(f"{self.name}: {key} is {value!r} in <{element.tag}>; need a whole number") from None
 
     def read(self) -> BlockProgram:
-        """Return the program of the whole file."""
+        """Return the program of the whole file; raise UsageError or PlanError if the file is wrong."""
         gpus = {self.integer(gpu, "id"): gpu for gpu in self.root.findall("gpu")}
         if sorted(gpus) != list(range(self.n)):
             raise UsageError(f"{self.name} has the ranks {sorted(gpus)[:9]}; ngpus={self.n} needs 0 to {self.n - 1}")
@@ -122,7 +124,7 @@ class _MscclReader:
         return self.make_program(tuple(blocks))
 
     def make_program(self, blocks: tuple[tuple[BlockStep, ...], ...]) -> BlockProgram:
-        """Return the program, with the cells of inputs and outputs."""
+        """Return the program with the steps `blocks` of all thread blocks, and the cells of its inputs and outputs."""
         cells, homes = self.cells, self.cells.list_homes()
         plan_chunks = cells.plan_chunks
         if self.operation is Operation.ALL_TO_ALL and cells.per == 1:  # the plan has work space for blocks in transit
@@ -135,7 +137,10 @@ class _MscclReader:
         )  # fmt: skip
 
     def read_block(self, rank: int, tb: ET.Element, lengths: dict[int, int]) -> tuple[BlockStep, ...]:
-        """Return the steps of a thread block."""
+        """Return the steps of the XML element `tb`, a thread block of `rank`.
+
+        `lengths` has the number of steps of each of the rank's thread blocks.
+        """
         block = self.integer(tb, "id")
         peers = {"send": self.integer(tb, "send"), "recv": self.integer(tb, "recv")}
         channel = self.integer(tb, "chan")
@@ -154,7 +159,7 @@ class _MscclReader:
         return tuple(steps)
 
     def read_step(self, place: _Place, element: ET.Element, lengths: dict[int, int]) -> BlockStep:
-        """Return one step."""
+        """Return the step of the XML `element`; `lengths` has the step count of each of the rank's thread blocks."""
         kind, count = self.attribute(element, "type"), self.integer(element, "cnt")
         if kind not in TYPES:
             raise UsageError(f"{self.name}: step type {kind!r} of rank {place.rank}; MSCCL has {', '.join(TYPES)}")
@@ -193,7 +198,10 @@ class _MscclReader:
         return step
 
     def read_dependency(self, step: BlockStep, element: ET.Element, lengths: dict[int, int]) -> list[SemaphoreWait]:
-        """Return the wait for a step of another thread block, as a list of at most one."""
+        """Return the wait of a step for another thread block (`depid`, `deps`) in a list; empty without dependency.
+
+        `lengths` has the number of steps of each of the rank's thread blocks.
+        """
         block, index = self.integer(element, "depid"), self.integer(element, "deps")
         if block < 0:
             return []
@@ -203,12 +211,15 @@ class _MscclReader:
         return [SemaphoreWait(("done", step.rank, block), index + 1)]
 
     def list_cells(self, step: BlockStep, buffer: str, first: int, count: int) -> list[Cell]:
-        """Return the cells of `count` chunks; raise PlanError if the rank's buffer does not have them."""
+        """Return the cells of `count` chunks of `buffer` (i, o or s) from index `first` on.
+
+        Raises PlanError if the buffer has fewer chunks.
+        """
         chunks = self.sizes[step.rank]
         if buffer not in chunks:
             raise UsageError(f"{self.name}: {step.describe()}: there is no buffer {buffer!r}; need i, o or s")
         size = chunks[buffer]
-        if self.in_place and buffer != SCRATCH:  # the two buffers are one, whose size a file may state at either
+        if self.in_place and buffer != SCRATCH:  # input and output share memory, whose size a file may state at either
             size = max(chunks[INPUT], chunks[OUTPUT], self.cells.count_outputs(step.rank) if buffer == OUTPUT else 0)
         if first < 0 or count < 1 or first + count > size:
             raise PlanError(f"{self.name}: {step.describe()} uses {count} chunks from {buffer}[{first}]; "
@@ -216,7 +227,17 @@ class _MscclReader:
         return [self.cells.locate(step.rank, buffer, first + i) for i in range(count)]
 
     def find_link(self, step: BlockStep, end: str, source: int, dest: int, channel: int) -> tuple[int, int, int]:
-        """Return the link of a message; raise PlanError without a peer, or if another block uses this end of it."""
+        """Return the link (source, dest, channel) of a message of `step`; reserve its `end` for the thread block.
+
+        Args:
+            step: the send or receive.
+            end: "send" or "recv".
+            source: the sending rank, negative if the thread block has no peer.
+            dest: the receiving rank, negative if the thread block has no peer.
+            channel: the channel of the thread block.
+
+        Raises PlanError if there is no peer, or another thread block of the rank uses this end of the link.
+        """
         if source < 0 or dest < 0:
             raise PlanError(f"{self.name}: {step.describe()}: the thread block has no {end} peer")
         block = self.ends.setdefault((end, source, dest, channel), (step.rank, step.block))
@@ -226,7 +247,7 @@ class _MscclReader:
         return source, dest, channel
 
     def check_links(self) -> None:
-        """Raise PlanError for the first message of a link whose two ends differ, or that only one end knows."""
+        """Raise PlanError for the first message whose send and receive differ in size, or that lacks one of them."""
         for (source, dest, channel), (sends, receives) in sorted(self.counts.items()):
             if len(sends) != len(receives):
                 self.refuse_link(source, dest, channel, sends, receives)
@@ -240,7 +261,7 @@ class _MscclReader:
     def refuse_link(
         self, source: int, dest: int, channel: int, sends: list[BlockStep], receives: list[BlockStep]
     ) -> None:
-        """Raise PlanError, which names the first message whose two ends state different places, or the last one."""
+        """Raise PlanError for a link with unequal numbers of sends and receives, with the message that does not fit."""
         pairs = zip(sends, receives, strict=False)
         more = (sends if len(sends) > len(receives) else receives)[min(len(sends), len(receives))]
         odd = next(((a, b) for a, b in pairs if not _agree(a, b)), None)
@@ -251,7 +272,7 @@ class _MscclReader:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a step in the file, and the peers and the channel of its thread block."""
+    """The place of a step in the file: rank, thread block and number, and the block's peers (-1: none) and channel."""
 
     rank: int
     block: int
@@ -262,7 +283,7 @@ class _Place:
 
 
 def _format_words(kind: str, source: tuple[str, int], target: tuple[str, int], place: _Place) -> str:
-    """Return a step in words, such as `rrc i[3] -> o[3] from rank 2`."""
+    """Return a step as text such as `rrc i[3] -> o[3] from rank 2`; `source` and `target` are (buffer, index)."""
     if kind == "nop":
         return "nop"
     peers = f" from rank {place.recv}" * (kind in RECEIVES) + f" to rank {place.send}" * (kind in SENDS)
@@ -270,29 +291,39 @@ def _format_words(kind: str, source: tuple[str, int], target: tuple[str, int], p
 
 
 def _agree(send: BlockStep, receive: BlockStep) -> bool:
-    """Whether both ends of a message state the same place at the receiver, as far as both state one."""
+    """Whether a send and its receive state the same buffer and index at the receiver, or one of them states none."""
     places = [step.words.split()[3] for step in (send, receive)]
     return places[0] == places[1] or receive.words.startswith(("rrs", "rrcs"))
 
 
 def _list_slot(link: tuple[int, int, int], number: int, count: int) -> list[Cell]:
-    """Return the cells of message `number` of a link."""
+    """Return the cells that stand for the `count` chunks of message `number` on a link while it is in flight."""
     source, dest, channel = link
     return [(source, f"{IN_FLIGHT}{dest}.{channel}.{number}", i) for i in range(count)]
 
 
 def _list_target(effect: Effect) -> tuple[Cell, ...]:
+    """Return the cell that an effect writes, as a list."""
     return (effect.target,)
 
 
 def _list_sources(effect: Effect) -> tuple[Cell, ...]:
+    """Return the cells that an effect reads."""
     return effect.sources
 
 
 def _list_effects(
     kind: str, sources: list[Cell], targets: list[Cell], incoming: list[Cell], outgoing: list[Cell]
 ) -> list[Effect]:
-    """Return what a step does with its chunks."""
+    """Return the copies and sums of an MSCCL step of type `kind`, such as `rrc` (receive, reduce, copy).
+
+    Args:
+        kind: the type of the step.
+        sources: the cells that the step reads on its rank, one per chunk.
+        targets: the cells that the step writes on its rank.
+        incoming: the cells of the received message; empty if the step does not receive.
+        outgoing: the cells of the sent message; empty if the step does not send.
+    """
     if kind == "s":
         return [Effect(out, (cell,)) for out, cell in zip(outgoing, sources, strict=True)]
     if kind == "cpy":

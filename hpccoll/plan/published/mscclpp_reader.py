@@ -1,10 +1,10 @@
 """Reader of MSCCL++ execution plans (JSON), as its executor loads them.
 
 Operations of a thread block put data into buffers of other ranks, get data from there, reduce, and signal. A wait
-counts the signals of one channel, of which the nth one of each rank to a peer is connected to the nth one of the peer
-back. Packets carry flags: whoever reads a packet waits for it. A pipeline is read as one iteration of its operations.
-A switch (multimem) operation reduces or stores on all ranks of its group. A chunk is cut into pieces where a group of
-thread blocks shares an operation. Relaxed signals order steps like other signals.
+counts the signals of one channel; the nth channel of a rank to a peer is connected to the nth channel of this peer to
+the rank. Packets carry flags: the reader of a packet waits for it. A pipeline is read as one iteration of its
+operations. A switch (multimem) operation reduces or stores on all ranks of its group. A chunk is cut into pieces where
+a group of thread blocks shares an operation. Relaxed signals order steps like other signals.
 
 Source: microsoft/mscclpp, src/core/executor/execution_plan.cc and src/core/include/execution_kernel.hpp.
 """
@@ -60,7 +60,7 @@ def parse_mscclpp(document: dict[str, Any], name: str) -> BlockProgram:
 
 
 class _MscclppReader:
-    """Reads the thread blocks of one file."""
+    """Reads one MSCCL++ execution plan; `name` stands for the file in errors, and `document` is its parsed JSON."""
 
     def __init__(self, name: str, document: dict[str, Any]) -> None:
         self.name, self.document, self.gpus = name, document, document["gpus"]
@@ -80,13 +80,17 @@ class _MscclppReader:
         self.transfers = 0
 
     def list_operations(self) -> Iterator[dict[str, Any]]:
-        """Yield all operations of all thread blocks, with those inside pipelines."""
+        """Yield all operations of all thread blocks; a pipeline yields the operations inside it."""
         for gpu in self.gpus:
             for block in gpu["threadblocks"]:
                 yield from _flatten(block["ops"])
 
     def list_channels(self, gpu: dict[str, Any]) -> dict[str, list[Any]]:
-        """Return the channels of a rank by their type: peers with the number of the channel, or groups of ranks."""
+        """Return the channels of the rank `gpu` by type.
+
+        A switch channel is a pair (buffer, ranks of its group). Other channels are pairs (peer, number of the channel
+        among those of the same type to this peer).
+        """
         channels: dict[str, list[Any]] = {}
         seen: Counter[tuple[str, int]] = Counter()
         for entry in gpu["channels"]:
@@ -112,7 +116,7 @@ class _MscclppReader:
 
 
 class _BlockReader:
-    """Reads the operations of one thread block."""
+    """Reads the operations of thread block `block` of the rank `gpu`, both parsed JSON of `file`."""
 
     def __init__(self, file: _MscclppReader, gpu: dict[str, Any], block: dict[str, Any]) -> None:
         self.file, self.gpu, self.block, self.rank = file, gpu, block, int(gpu["id"])
@@ -132,7 +136,7 @@ class _BlockReader:
         return tuple(steps)
 
     def read_operation(self, index: int, op: dict[str, Any]) -> list[BlockStep]:
-        """Return the step of an operation; a barrier becomes two steps."""
+        """Return the steps of operation `op`, number `index` of the thread block: one step, or two for a barrier."""
         kind = op["name"]
         words = f"{kind} {_format_buffers(op)}".rstrip()
         place = (self.rank, int(self.block["id"]), index, words)
@@ -164,12 +168,12 @@ class _BlockReader:
         return [BlockStep(*place, tuple(effects), tuple(waits), tuple(posts))]
 
     def list_packets(self, op: dict[str, Any], key: str, first: int) -> list[Cell]:
-        """Return the cells of the buffers from number `first`, which hold packets."""
+        """Return the cells of the packet buffers of `op`: those listed under `key`, from list index `first` on."""
         place = (self.rank, int(self.block["id"]), 0, op["name"])
         return [cell for buffer in op[key][first:] for cell in self.list_cells(buffer, op, place)]
 
     def read_signals(self, kind: str, op: dict[str, Any]) -> tuple[list[Post], list[SemaphoreWait]]:
-        """Return the semaphores that an operation raises, and those that it waits for."""
+        """Return the semaphores that operation `op` of type `kind` raises, and the semaphores that it waits for."""
         posts: list[Post] = []
         waits: list[SemaphoreWait] = []
         if kind in SIGNALS:
@@ -187,19 +191,25 @@ class _BlockReader:
         return posts, waits
 
     def wait_again(self, semaphore: Semaphore, start: int) -> SemaphoreWait:
-        """Return the next wait of this thread block for a semaphore, which starts at `start`."""
+        """Return this thread block's next wait for a semaphore; each wait needs one signal more than the one before.
+
+        `start` is the semaphore's initial value.
+        """
         self.waited[semaphore] += 1
         return SemaphoreWait(semaphore, self.waited[semaphore] - start, is_counted=True)
 
     def find_signal(self, op: dict[str, Any], channel: int, *, outgoing: bool) -> Semaphore:
-        """Return the semaphore of a channel: the one at the peer for a signal, the own one for a wait."""
+        """Return the semaphore of a channel: the peer's if `outgoing` (for a signal), else this rank's (for a wait).
+
+        `channel` is the number of the channel in this thread block's list.
+        """
         kind = op["channel_type"]
         peer, number = self.file.channels[self.rank][kind][self.own_channels[kind][channel]]
         ends = (self.rank, peer) if outgoing else (peer, self.rank)
         return ("signal", kind, *ends, number)
 
     def read_transfer(self, kind: str, op: dict[str, Any], place: tuple[int, int, int, str]) -> list[Effect]:
-        """Return the effects of a copy or a reduction."""
+        """Return the copies or sums of operation `op` of type `kind`; `place` is (rank, thread block, index, words)."""
         sources = [self.list_cells(buffer, op, place) for buffer in op["src_buff"]]
         targets = [self.list_cells(buffer, op, place) for buffer in op["dst_buff"]]
         if kind in COPIES:
@@ -221,7 +231,10 @@ class _BlockReader:
         return effects
 
     def read_switch(self, kind: str, op: dict[str, Any], place: tuple[int, int, int, str]) -> list[Effect]:
-        """Return the effects of an operation of a switch, which reads or writes a buffer on all ranks of a group."""
+        """Return the copies or sums of a switch (multimem) operation, which accesses a buffer on all ranks of a group.
+
+        `place` is (rank, thread block, number, words) for error messages.
+        """
         effects = []
         for source, target in zip(op["src_buff"], op["dst_buff"], strict=True):
             into = self.list_switched(target, op, place)
@@ -242,13 +255,13 @@ class _BlockReader:
     def list_switched(
         self, buffer: dict[str, Any], op: dict[str, Any], place: tuple[int, int, int, str]
     ) -> list[list[Cell]]:
-        """Return the cells of a buffer on every rank of a switch channel's group."""
+        """Return the cells of `buffer` on each rank of a switch channel's group; `place` serves error messages."""
         number = self.own_channels["switch"][buffer["switch_channel_id"]]
         kind, ranks = self.file.channels[self.rank]["switch"][number]
         return [self.cut(rank, kind, buffer, op, place) for rank in ranks]
 
     def list_cells(self, buffer: dict[str, Any], op: dict[str, Any], place: tuple[int, int, int, str]) -> list[Cell]:
-        """Return the cells of an operation's buffer, which is one of this rank or of another one."""
+        """Return the cells of a buffer of operation `op`, on this rank or another; `place` serves error messages."""
         if "buffer_id" in buffer:
             number = self.remote[op["channel_type"]][buffer["buffer_id"]]
             remote = self.gpu["remote_buffers"][number]
@@ -258,7 +271,10 @@ class _BlockReader:
     def cut(
         self, rank: int, kind: str, buffer: dict[str, Any], op: dict[str, Any], place: tuple[int, int, int, str]
     ) -> list[Cell]:
-        """Return the cells of a buffer that this thread block handles, of those that its group shares."""
+        """Return the cells of this thread block's share of a buffer, which a group of thread blocks may divide.
+
+        `rank` owns the buffer, `kind` is its name (i, o or s), and `place` serves error messages.
+        """
         names = {INPUT: "input_chunks", OUTPUT: "output_chunks", SCRATCH: "scratch_chunks"}
         pieces, size = self.file.pieces, self.file.gpus[rank][names[kind]]
         first, count = buffer["index"] * pieces, buffer["size"] * pieces
@@ -270,12 +286,12 @@ class _BlockReader:
         return [self.file.cells.locate(rank, kind, index) for index in range(begin, end)]
 
     def error(self, place: tuple[int, int, int, str], why: str) -> PlanError:
-        """Return (not raise) the error that names an operation."""
+        """Return (not raise) the error that names the operation at `place` (rank, thread block, number, words)."""
         return PlanError(f"{self.file.name}: {BlockStep(*place).describe()} {why}")
 
 
 def _flatten(ops: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield operations, with those of a pipeline in its place."""
+    """Yield the operations `ops`; a pipeline yields the operations inside it."""
     for op in ops:
         if op["name"] == "pipeline":
             yield from _flatten(op["ops"])

@@ -1,4 +1,4 @@
-"""Reads a published schedule in any of the formats, which it finds out from the content."""
+"""Reads a schedule file of MSCCL, MSCCL++, TE-CCL, TACCL or SCCL; the content tells which format it has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from hpccoll.plan.published.mscclpp_reader import parse_mscclpp
 
 
 def parse_published(text: str, name: str) -> BlockProgram:
-    """Return the program of a published schedule, without proving it; error messages call the file `name`.
+    """Return the program of a schedule of MSCCL, MSCCL++, TE-CCL, TACCL or SCCL, without proving it.
+
+    Args:
+        text: the content of the file.
+        name: the name of the file in error messages.
 
     Raises:
         UsageError: the text is in none of the formats, or a value is missing or unknown.

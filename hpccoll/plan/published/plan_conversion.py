@@ -32,7 +32,15 @@ _START = -1  # the round that made the input
 
 @dataclass(slots=True)
 class _Version:
-    """Contents that a plan's chunk has from one round on: contributors, and rounds that wrote, read and overwrite."""
+    """The contents of a plan's chunk (`cell`: rank and chunk number) from one round until it is overwritten.
+
+    Args:
+        cell: the rank and the number of the chunk.
+        written: the round that wrote the contents; -1 for input.
+        mask: a bit mask of the contributing ranks.
+        read: the last round that reads the contents.
+        overwritten: the round that overwrites the contents, or None.
+    """
 
     cell: PlanCell
     written: int
@@ -43,14 +51,22 @@ class _Version:
 
 @dataclass(slots=True)
 class _RoundList:
-    """The messages of each round, and the number of the last message of the round that writes each chunk."""
+    """The messages of each round of a plan under construction, and bookkeeping by which chunks are added to messages.
+
+    `writers[t][cell]` is the index of the last message of round t that writes the cell (rank, chunk), and
+    `latest[t][source, dest, op]` the index of the last message between two ranks with the same operation.
+    """
 
     messages: dict[int, list[PlanMessage]] = field(default_factory=dict)
     writers: dict[int, dict[PlanCell, int]] = field(default_factory=dict)
     latest: dict[int, dict[tuple[int, int, Op], int]] = field(default_factory=dict)
 
     def add(self, t: int, source: PlanCell, target: PlanCell, op: Op) -> None:
-        """Add the transfer of a chunk to round t; chunks for the same rank share a message where their order allows."""
+        """Add the transfer of chunk `source` to chunk `target` (rank and chunk number each) to round t.
+
+        `op` states a copy or a reduction. Chunks between the same two ranks share a message unless this changes the
+        order of writes to a chunk.
+        """
         listed, writers = self.messages.setdefault(t, []), self.writers.setdefault(t, {})
         latest, ends = self.latest.setdefault(t, {}), (source[0], target[0], op)
         at = latest.get(ends, -1)
@@ -63,14 +79,14 @@ class _RoundList:
         writers[target] = at
 
     def list_rounds(self) -> list[list[PlanMessage]]:
-        """Return the messages of all rounds."""
+        """Return the messages of each round, in the order of rounds."""
         return [self.messages[t] for t in sorted(self.messages)]
 
 
 def convert_to_plan(program: BlockProgram, executed: Sequence[ExecutedStep]) -> Plan:
-    """Return the plan of a proven program, from its executed steps; raise PlanError if no plan can express it.
+    """Return the plan of a proven program, made from its executed steps; raise PlanError if no plan can express it.
 
-    The plan is not proven: `check` does that.
+    The plan is not yet proven: call `check` for that.
     """
     if not program.plan_chunks:
         why = program.remarks[0] if program.remarks else "its chunks do not fit those of a plan"
@@ -89,12 +105,12 @@ def convert_to_plan(program: BlockProgram, executed: Sequence[ExecutedStep]) -> 
 
 
 def _count_pieces(program: BlockProgram) -> int:
-    """Return the number of pieces of each block of an all-to-all; 1 for other operations."""
+    """Return the number of pieces into which a schedule cuts each block of an all-to-all; 1 for other operations."""
     return program.chunks // program.ranks**2 if program.operation is Operation.ALL_TO_ALL else 1
 
 
 def _require_equal_routes(program: BlockProgram, executed: Sequence[ExecutedStep], pieces: int) -> None:
-    """Raise PlanError unless all pieces of each block cross the same links equally often."""
+    """Raise PlanError unless all pieces of each all-to-all block cross each pair of ranks equally often."""
     routes: dict[int, Counter[tuple[int, int, int]]] = {piece: Counter() for piece in range(pieces)}
     for chunk, source, dest in _list_crossings(program, executed):
         routes[chunk % pieces][chunk // pieces, source, dest] += 1
@@ -103,7 +119,7 @@ def _require_equal_routes(program: BlockProgram, executed: Sequence[ExecutedStep
 
 
 def _list_crossings(program: BlockProgram, executed: Sequence[ExecutedStep]) -> Iterator[tuple[int, int, int]]:
-    """Yield the chunk, sender and receiver of every chunk that an effect moves between ranks."""
+    """Yield (chunk, source rank, destination rank) for every chunk that the executed steps move between ranks."""
     contents: dict[Cell, CellContents] = dict(program.inputs)
     for step in executed:
         for effect in step.step.effects:
@@ -116,7 +132,10 @@ def _list_crossings(program: BlockProgram, executed: Sequence[ExecutedStep]) -> 
 
 
 class _Converter:
-    """The versions of the plan's chunks while the program's effects become messages of rounds."""
+    """Turns the effects of a program's steps into messages of a plan's rounds, and tracks the contents of chunks.
+
+    `pieces` is the number of pieces of each block of an all-to-all, 1 for other operations.
+    """
 
     def __init__(self, program: BlockProgram, pieces: int) -> None:
         self.program, self.pieces = program, pieces
@@ -131,7 +150,7 @@ class _Converter:
             self.contents[cell] = chunk
 
     def apply(self, effect: Effect) -> None:
-        """Turn one effect into messages, or note what a cell outside the plan holds."""
+        """Turn one effect into messages; for a cell that the plan does not have, only record the contents."""
         target, chunk = effect.target, self.contents[effect.sources[0]]
         self.contents[target] = chunk
         if self.pieces > 1 and chunk % self.pieces:
@@ -145,17 +164,20 @@ class _Converter:
             self.terms[target] = terms
 
     def is_sendable(self, terms: tuple[_Version, ...], rank: int) -> bool:
-        """Whether a rank can send the sum of `terms` from a chunk that it has in the plan."""
+        """Whether `terms` is a single value that `rank` has in a chunk of the plan, so that the rank can send it."""
         return len(terms) == 1 and terms[0].cell[0] == rank
 
     def find_place(self, chunk: int) -> int:
-        """Return the plan's chunk in which a rank stores a value that the program only passes on."""
+        """Return the plan's chunk in which a rank stores a data chunk that the program passes on without storing it.
+
+        Raises PlanError for an all-to-all, whose plan has no such chunk.
+        """
         if self.program.operation is Operation.ALL_TO_ALL:
             raise PlanError(f"{self.program.name} cannot be a plan: ranks pass blocks on from scratch")
         return chunk
 
     def store(self, place: PlanCell, terms: tuple[_Version, ...]) -> _Version:
-        """Add the messages that bring the sum of `terms` into a plan's chunk; return the new version."""
+        """Add the messages that bring the sum of `terms` into the plan's chunk `place`; return its new contents."""
         version = self.current.get(place)
         others = [term for term in terms if term is not version]
         reduces = len(others) < len(terms)
@@ -167,10 +189,11 @@ class _Converter:
         return version
 
     def move(self, source: _Version, place: PlanCell, *, reduces: bool) -> _Version:
-        """Add the transfer of one version to the earliest round that fits; return the version that it makes.
+        """Add a transfer of `source` into chunk `place`, in the earliest round that fits; return the new contents.
 
-        The published formats leave the order of a reduction's operands open. The plan puts the operand with the lowest
-        contributor first, so that two ranks that exchange their sums get the same bits.
+        `reduces` states whether the transfer is reduced into the chunk rather than copied. Published formats leave the
+        order of a reduction's operands open. The plan puts the operand with the lowest contributor first, so that two
+        ranks that exchange their sums get the same bits.
         """
         old, op, mask = self.current.get(place), Op.COPY, source.mask
         if reduces and old is not None:

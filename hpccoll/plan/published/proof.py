@@ -25,9 +25,11 @@ _MOST_STUCK, _MOST_SENDS = 6, 4  # blocked steps, and senders of one value, that
 class PublishedProof:
     """The proof of a published schedule.
 
-    `buffered` is the least number of buffered messages per link without a deadlock, at most MOST_BUFFERED, or None if
-    more are needed. `transfers` counts the chunks that move between ranks, and `redundant` those of them that the
-    receiver already has, or that it never uses.
+    Args:
+        executed: the steps of the schedule in an order in which they can be executed.
+        buffered: the least number of buffered messages per link without a deadlock; None if it exceeds MOST_BUFFERED.
+        transfers: the number of chunks that move between ranks.
+        redundant: the number of these chunks that the receiver already has or never uses.
     """
 
     executed: list[ExecutedStep]
@@ -38,7 +40,7 @@ class PublishedProof:
 
 @dataclass(slots=True)
 class _Write:
-    """A value that a step wrote: contents, the writes that it was made of, and the write that it replaced."""
+    """A value that a step wrote into a cell: contents, the values that it was made of, and the value it overwrote."""
 
     contents: CellContents
     step: BlockStep | None
@@ -65,14 +67,14 @@ def prove_program(program: BlockProgram) -> PublishedProof:
 
 
 def refuse_deadlock(program: BlockProgram, buffered: int) -> None:
-    """Raise DeadlockError, with the blocked steps, if `program` deadlocks with `buffered` messages per link."""
+    """Raise DeadlockError, with the blocked steps, if `program` deadlocks with at most `buffered` messages per link."""
     execution = execute(program, buffered)
     if execution.stuck:
         raise make_deadlock_error(program, execution, buffered)
 
 
 def make_deadlock_error(program: BlockProgram, execution: Execution, buffered: int | None) -> DeadlockError:
-    """Return (not raise) the error that names the blocked steps of an execution."""
+    """Return (not raise) the error that names the blocked steps; `buffered` is the limit of messages per link."""
     listed = [f"{step.describe()} {why}" for step, why in execution.stuck]
     more = f"; and {len(listed) - _MOST_STUCK} more" if len(listed) > _MOST_STUCK else ""
     limit = "" if buffered is None else f" with {buffered} buffered message{'s' * (buffered > 1)} per link"
@@ -81,7 +83,7 @@ def make_deadlock_error(program: BlockProgram, execution: Execution, buffered: i
 
 
 def count_traffic(program: BlockProgram, executed: Iterable[ExecutedStep]) -> dict[tuple[int, int], Fraction]:
-    """Return the bytes from each rank to each other rank, divided by the bytes of the whole message."""
+    """Return, for each pair (source, destination) of ranks, the sent bytes divided by the whole message's bytes."""
     chunks = Counter(
         (source[0], effect.target[0])
         for each in executed
@@ -93,7 +95,10 @@ def count_traffic(program: BlockProgram, executed: Iterable[ExecutedStep]) -> di
 
 
 class _ValueCheck:
-    """The contents of all cells while a program is executed, and the steps that last used each cell."""
+    """Checks the values of a program: executes its steps on symbolic contents (a chunk and its contributing ranks).
+
+    The object keeps the contents of all cells and, to detect data races, the steps that last used each cell.
+    """
 
     def __init__(self, program: BlockProgram) -> None:
         self.program = program
@@ -106,7 +111,7 @@ class _ValueCheck:
         self.transfers = 0  # chunks that moved between ranks
 
     def explain_first(self, execution: Execution) -> None:
-        """Raise the error of a deadlock's earlier cause: a wrong value that the executed steps already made."""
+        """If a step made a wrong value before the execution deadlocked, raise the error that names it as the cause."""
         if execution.stuck:
             for executed in execution.executed:
                 self.apply(executed)
@@ -120,7 +125,10 @@ class _ValueCheck:
         return PlanError(f"{self.program.name}: {step.describe()} {why}")
 
     def apply(self, executed: ExecutedStep) -> None:
-        """Execute the effects of a step; raise PlanError for a read or a sum that cannot be right, or for a race."""
+        """Execute the effects of a step on the symbolic contents.
+
+        Raises PlanError if a cell is read before it is written, a sum cannot be right, or a data race is found.
+        """
         step = executed.step
         for effect in executed.step.effects:
             parts = []
@@ -144,7 +152,7 @@ class _ValueCheck:
             raise self.unordered
 
     def combine(self, step: BlockStep, effect: Effect, parts: list[_Write]) -> _Write:
-        """Return the sum of `parts`; raise PlanError for different chunks or a repeated contribution."""
+        """Return the sum of the values `parts`; raise PlanError if chunks differ or a contribution occurs twice."""
         chunk, mask = parts[0].contents
         for part in parts[1:]:
             other, more = part.contents
@@ -164,7 +172,10 @@ class _ValueCheck:
         return _Write((chunk, mask), step, effect.target, tuple(parts))
 
     def check_order(self, executed: ExecutedStep, cell: Cell, write: _Write | None, *, is_write: bool) -> None:
-        """Note an error if an earlier conflicting use of a cell is not ordered before the step."""
+        """Store an error in `self.unordered` if an earlier conflicting use of `cell` is not ordered before the step.
+
+        `write` is the cell's present value (None if it has none). `is_write` tells whether the step writes the cell.
+        """
         if cell[1][0] == IN_FLIGHT:
             return
         earlier = [self.last_write[cell]] if cell in self.last_write else []
@@ -183,7 +194,7 @@ class _ValueCheck:
                 )
 
     def note_transfer(self, effect: Effect, made: _Write) -> None:
-        """Mark a value that came from another rank, and whether its receiver already had it."""
+        """Count the transfer if the value `made` came from another rank, and mark whether this rank already had it."""
         rank = effect.target[0]
         for part in made.parts:
             if part.cell[0] != rank:  # the cell of a message belongs to its sender
@@ -195,7 +206,7 @@ class _ValueCheck:
             self.held.add((rank, made.contents))
 
     def count_transfers(self) -> tuple[int, int]:
-        """Return the number of chunks moved between ranks, and how many of them were known or are never used."""
+        """Return the number of chunks moved between ranks, and how many of them the receiver had or never used."""
         final = {id(self.cells[cell]) for cell in self.program.outputs if cell in self.cells}
         crossed = [write for write in self.writes if write.crossed]
         return self.transfers, sum(write.known or not (write.used or id(write) in final) for write in crossed)
@@ -218,19 +229,19 @@ class _ValueCheck:
         return None if write is None else write.contents
 
     def is_misplaced(self, write: _Write) -> bool:
-        """Whether a step wrote another chunk into an output's cell than the one that belongs there."""
+        """Whether `write` put a chunk into an output cell that requires another chunk."""
         required = self.program.outputs.get(write.cell)
         return required is not None and required[0] != write.contents[0]
 
     def describe_misplaced(self, write: _Write) -> str:
-        """Return which step writes a wrong chunk, and where the chunk came from."""
+        """Return text for an error about a misplaced value: the step that wrote it, and the steps that sent it."""
         required = self.program.outputs[write.cell]
         step = write.step.describe() if write.step else "the input"
         return (f"{step} writes chunk {write.contents[0]} where chunk {required[0]} belongs, "
                 f"{_format_cell(write.cell)}{_from_whom(list(write.parts))}")  # fmt: skip
 
     def describe_wrong(self, cell: Cell) -> str:
-        """Return what is wrong with an output, and the step that is the likely cause."""
+        """Return a description of a wrong output cell for an error, and of the step that is the likely cause."""
         chunk, mask = self.program.outputs[cell]
         write = self.cells.get(cell)
         where = f"in the end rank {cell[0]} chunk {chunk} is wrong ({_format_cell(cell)})"
@@ -249,9 +260,16 @@ class _ValueCheck:
         return f"{where}: contributions of {', '.join(faults)}, {_format_step(write)}{cause}"
 
     def find_loss(self, write: _Write, chunk: int, missing: int) -> _Write | None:
-        """Return the write that replaced a value with a missing contribution before anybody used it."""
+        """Return the write that replaced a value before any step used its missing contribution, or None.
+
+        Args:
+            write: the wrong value of an output.
+            chunk: the data chunk of the output.
+            missing: a bit mask of the contributions that the output lacks.
+        """
 
         def is_loss(made: _Write) -> bool:
+            """Whether `made` replaced a value of `chunk` with a missing contribution, which the new value lacks."""
             old = made.replaced
             if old is None or old in made.parts or old.contents[0] != chunk:
                 return False
@@ -262,13 +280,16 @@ class _ValueCheck:
         )
 
     def find_unused(self, chunk: int, missing: int) -> _Write | None:
-        """Return a received value with a missing contribution that no later step reads."""
+        """Return a received value of `chunk` that no step reads although it has a contribution of the mask `missing`.
+
+        None if there is no such value.
+        """
         unused = (write for write in self.writes if write.crossed and not write.used)
         return next((made for made in unused if made.contents[0] == chunk and made.contents[1] & missing), None)
 
 
 def _list_origins(write: _Write) -> Iterator[_Write]:
-    """Yield a write and all writes that it was made of, each once, the latest first."""
+    """Yield a value and all values that it was made of, directly or indirectly, each once, the latest first."""
     waiting, seen = [write], {id(write)}
     while waiting:
         made = waiting.pop(0)
@@ -280,21 +301,27 @@ def _list_origins(write: _Write) -> Iterator[_Write]:
 
 
 def _format_step(write: _Write) -> str:
+    """Return the step that wrote a value, for an error message."""
     return f"written by {write.step.describe()}" if write.step else "which no step writes"
 
 
 def _format_cell(cell: Cell) -> str:
+    """Return a cell as text such as `o[3] of rank 1`."""
     return f"{cell[1]}[{cell[2]}] of rank {cell[0]}"
 
 
 def _format_ranks(mask: int) -> str:
+    """Return the ranks of a bit mask as text such as `ranks 0, 2`, with at most eight numbers."""
     ranks = [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
     listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank{'s' * (len(ranks) > 1)} {listed}"
 
 
 def _from_whom(parts: list[_Write]) -> str:
-    """Return the senders that passed on the part that came as a message, the last one first, in words."""
+    """Return a text that lists the sends by which the received one of the values `parts` arrived, the last send first.
+
+    The text is empty if no value of `parts` was received.
+    """
     part = next((part for part in parts if part.cell[1][0] == IN_FLIGHT and part.step), None)
     sends = [] if part is None else [made.step for made in _list_origins(part) if made.cell[1][0] == IN_FLIGHT]
     return "".join(f", which {step.describe()} sent" for step in sends[:_MOST_SENDS] if step)

@@ -23,7 +23,7 @@ from hpccoll.plan.simulation.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Lower bounds in seconds, from the longest chain of messages and from the bytes through the busiest port.
+    """Lower bounds of the time of a collective in seconds: by the chain of messages, and by the busiest port's bytes.
 
     `binding` names the links that cause the bandwidth bound; it is empty if they are unknown.
     """
@@ -34,12 +34,15 @@ class Bounds:
 
     @property
     def seconds(self) -> float:
-        """The larger of the latency bound and the bandwidth bound."""
+        """The lower bound of the time in seconds: the larger of the latency bound and the bandwidth bound."""
         return max(self.latency_s, self.bandwidth_s)
 
 
 def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) -> Bounds:
-    """Return the lower bounds for `operation` over n ranks with a message size (S of nccl-tests) of `nbytes`."""
+    """Return lower bounds of the time of `operation` on n ranks of `machine`.
+
+    `nbytes` is the message size (S of nccl-tests) in bytes.
+    """
     if n == 1 or (nbytes == 0 and operation is not Operation.BARRIER):
         return Bounds(0.0, 0.0)
     near, wide = machine.within, machine.between
@@ -56,10 +59,17 @@ def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) 
 
 
 def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: int = 1) -> float:
-    """Return the shortest time of a broadcast to n ranks if a rank sends to `at_once` ranks every `overhead_s`.
+    """Return the shortest time in seconds in which a broadcast can reach n ranks by messages.
 
-    A rank that receives the data after a chain of i messages, whose senders sent j other messages before, has them at
-    i alpha + j overhead. Such ranks are counted together, so the cost is that of the distinct pairs (i, j).
+    A rank that receives the data after a chain of i messages, whose senders sent j other messages before, has it at i
+    alpha + j overhead. Ranks with equal i and j are counted together, so the function takes time for each distinct pair
+    (i, j).
+
+    Args:
+        n: the number of ranks.
+        alpha_s: the seconds from the start of a message to its arrival.
+        overhead_s: the seconds after which a sender can send again.
+        at_once: the number of messages that a rank can send at the same time.
     """
     if n > 1 and not overhead_s:
         return alpha_s
@@ -79,7 +89,10 @@ def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: 
 
 
 def _required_share(operation: Operation, n: int, q: int) -> float:
-    """Return the bytes that the busiest group of q ranks (a rank or a node) must send or receive, per message byte."""
+    """Return the bytes, per byte of the message, that a group of q of n ranks (a rank or a node) must send or receive.
+
+    The group is the one that must transfer most.
+    """
     if operation is Operation.BARRIER:
         return 0.0
     if operation in (Operation.BROADCAST, Operation.REDUCE) or operation.is_scan:

@@ -19,9 +19,10 @@ _TABLES = 64  # number of cached tables, each with one entry per chunk
 
 
 class ChunkBytes:
-    """The bytes of chunks and of regions of chunks; `common_size` is None if chunks differ in size.
+    """The sizes of chunks in bytes, from which the bytes of sets of chunks are computed.
 
-    `sizes` has the bytes of each chunk, shape (C,), or of each chunk of each rank, shape (n, C).
+    `sizes` has the bytes of each chunk, shape (chunks,), or of each chunk of each rank, shape (ranks, chunks).
+    `common_size` is the size of every chunk, or None if chunks differ in size.
     """
 
     def __init__(self, sizes: IntArray) -> None:
@@ -42,7 +43,7 @@ class ChunkBytes:
         return next((d for d in shorter if np.array_equal(self.sizes[d:], self.sizes[:-d])), length)
 
     def region_bytes(self, region: Region) -> ByteCounts:
-        """Return the bytes of a region: one number for all ranks, or one per rank."""
+        """Return the bytes of a set of chunks: one number for all ranks, or an array with one entry per rank."""
         if self.common_size is not None:
             size = region.size
             return size * self.common_size if isinstance(size, int) else np.asarray(size * self.common_size, np.float64)
@@ -62,7 +63,10 @@ class ChunkBytes:
         return self._span_bytes(region)
 
     def _start_table(self, base: int, count: int, mod: int, unit: int) -> Floats:
-        """Return a cached table whose entry j is the bytes of `count` units of `unit` chunks each, from unit j on."""
+        """Return a cached array whose entry j is the bytes of `count` units from unit j on, in a cycle of `mod` units.
+
+        A unit is `unit` consecutive chunks; unit 0 starts at chunk `base`.
+        """
         key = (base, count, mod, unit)
         if key not in self._tables:
             if len(self._tables) >= _TABLES:
@@ -80,6 +84,6 @@ class ChunkBytes:
         return np.asarray(straight + wrapped, np.float64)
 
     def _bytes_before(self, region: Span, unit: IntArray) -> IntArray:
-        """Return the bytes of all chunks numbered below the first chunk of unit `unit` in the span `region`."""
+        """Return the bytes of all chunks numbered below the first chunk of unit number `unit` of the span `region`."""
         # The region of a rank without a peer may have chunks that do not exist, so indices are clipped.
         return self._before.take(region.base + region.unit * unit, mode="clip")

@@ -20,10 +20,11 @@ MoveNumbers: TypeAlias = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """The times and messages of a simulated round; all arrays have one entry per simulated rank.
+    """The times and messages of one simulated round; all arrays have one entry per simulated rank.
 
     `messages` has, for each step, the rank from which each rank receives and the bytes that each rank sends. Ranks
-    enter the round at `entered`. `waited_for` has the number (from 1) of the step whose message delayed a rank, or 0.
+    enter the round at `entered`, in seconds. `waited_for` has the number (from 1) of the step whose message delayed a
+    rank, or 0.
     """
 
     round: int
@@ -34,7 +35,10 @@ class TracedRound:
 
 @dataclass(frozen=True, slots=True)
 class MessageWait:
-    """A wait of `rank` for a message from `source` (on another node if `far`), which entered `round` at `entered_s`."""
+    """A wait on the critical path: `rank`, which entered `round` at `entered_s`, waited for a message from `source`.
+
+    `far` states that `source` is on another node.
+    """
 
     round: int
     rank: int
@@ -46,17 +50,20 @@ class MessageWait:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The waits that delayed `rank`, the last rank to finish, in chronological order."""
+    """The waits that led to the time at which `rank`, the last rank to finish, finishes, in chronological order."""
 
     rank: int
     waits: tuple[MessageWait, ...]
 
 
 def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n: int, machine: Machine) -> CriticalPath:
-    """Return the critical path, which leads to the rank that finishes last and may pass through any of the n ranks.
+    """Return the critical path: the waits that lead to the rank that finishes last, over any of the n ranks.
 
-    The lists in `segments` have the latest rounds first; the rounds within a list are in chronological order. `clocks`
-    has the times at which the simulated ranks finish, shape (P,).
+    Args:
+        segments: the rounds of the simulation in lists, the latest list first; each list is in chronological order.
+        clocks: the time at which each simulated rank finishes, in seconds.
+        n: the number of ranks.
+        machine: the machine model.
     """
     size, q = len(clocks), machine.ranks_per_node
     last = rank = int(np.argmax(clocks)) if size else 0

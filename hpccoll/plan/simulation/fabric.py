@@ -1,7 +1,7 @@
 """Networks between nodes whose links carry the messages of several nodes: fat trees, rails and dragonflies.
 
-A fat tree has leaf switches of `nodes_per_switch` nodes each; the NICs of a leaf have `oversubscription` times the
-bandwidth of its links to the switches above, which carry all messages to other leaves. With rails, NIC i of each node
+A fat tree has leaf switches of `nodes_per_switch` nodes each; the links of a leaf to the switches above carry all
+messages to other leaves, and have together `capacity` times the bandwidth of one NIC. With rails, NIC i of each node
 joins the leaf of rail i, so that messages between NICs of different numbers also leave their leaf. Messages are spread
 evenly over the uplinks of a leaf. A dragonfly has groups of `nodes_per_switch` nodes, and each pair of groups has links
 of its own, which carry all messages between the two groups (minimal routes); links within a group are not shared.
@@ -24,7 +24,7 @@ NO_LINK = -1
 
 
 class FabricKind(StrEnum):
-    """The kinds of networks between nodes."""
+    """The kinds of networks between nodes that can be simulated: fat tree and dragonfly."""
 
     FAT_TREE = "fat_tree"
     DRAGONFLY = "dragonfly"
@@ -32,7 +32,7 @@ class FabricKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """A network between nodes with shared links.
+    """A network between nodes, some of whose links are shared by messages of several nodes.
 
     Args:
         kind: a fat tree or a dragonfly.
@@ -50,10 +50,10 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True)
 class SharedLinks:
-    """The number of a shared link that each rank's message uses, shape (P,), or NO_LINK.
+    """The shared link between switches that each rank's message uses, by number, or NO_LINK; one entry per rank.
 
-    `at_dest` tells whether the link is shared by the ranks that receive, instead of those that send, because these take
-    messages one after the other.
+    If `at_dest` is true, the ranks that receive share the link (a downlink), else the ranks that send. A link is
+    counted by these ranks, because a rank sends and takes its messages one after the other.
     """
 
     number: IntArray
@@ -61,7 +61,7 @@ class SharedLinks:
 
 
 class FabricTable:
-    """Finds the shared links that messages use; P simulated ranks represent all n ranks, as in links.py.
+    """Finds the links between switches that messages share; the simulated ranks represent all n ranks.
 
     `kinds` is the number of kinds of shared links: 2 (uplinks and downlinks) or 1 (links between groups). `links` is
     the number of links of each kind that the messages of the simulated ranks can use.
@@ -76,11 +76,14 @@ class FabricTable:
         self.links = (int(switch[represented - 1]) + 1) * (self.switches if is_dragonfly else self.rails)
 
     def find_shared_links(self, dest: IntArray, far: Mask) -> tuple[SharedLinks, ...]:
-        """Return the shared links on the way from each rank to `dest`; only messages marked in `far` leave nodes."""
+        """Return the shared links on the way from each rank to its `dest`.
+
+        `far` marks messages that leave their node.
+        """
         rank = np.arange(self.size)
         here, there = self.switch[rank], self.switch[dest]
         if self.fabric.kind is FabricKind.DRAGONFLY:
-            # Messages of represented ranks go as far as those of the ranks that represent them.
+            # The messages of a rank cross as many groups as those of the simulated rank that represents it.
             pair = here * self.switches + (there - here) % self.switches
             return (SharedLinks(np.where(far & (here != there), pair, NO_LINK), at_dest=False),)
         leaves = far & ((here != there) | (self.rail[rank] != self.rail[dest]))
@@ -91,7 +94,7 @@ class FabricTable:
 
 
 def count_users(links: list[IntArray], users: list[IntArray], size: int) -> list[IntArray]:
-    """Return how many different users the link of each message has; 0 without a link.
+    """Return, for each message, the number of different ranks that use its link; 0 without a link.
 
     Args:
         links: the link of each message, or NO_LINK, one array per step of a round.

@@ -21,12 +21,12 @@ NEVER = -np.inf
 _MOST_CACHED = 32  # entries of each cache of a LinkTable
 # A move is sparse if at least _LEAST_SPARSE ranks are simulated, and at most one in _SPARSE of them sends.
 _LEAST_SPARSE, _SPARSE = 2**12, 4
-_MOST_CACHED_PEERS = 2**21  # of simulated ranks times cached pairs of peer arrays, about 200 MB
+_MOST_CACHED_PEERS = 2**21  # most cached pairs of peer arrays times simulated ranks; about 200 MB
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLinks:
-    """The peers of each rank in a step of messages and the costs of the links to them, as arrays of shape (P,).
+    """The peers of each simulated rank in a step of messages and the costs of their links, as arrays by rank.
 
     `dest` and `source` are the peer arrays of the plan; `dest_index` and `source_index` are the simulated ranks that
     represent these peers (for a rank without a peer, the rank itself). `far` marks ranks whose message leaves their
@@ -57,9 +57,10 @@ class PeerLinks:
     is_sparse: bool = False
 
     def transfer_s(self, nbytes: Floats, share: Shares | None) -> Floats:
-        """Return the seconds, without overhead, for which each rank's message keeps ports busy, shape (P,).
+        """Return the seconds, without overhead, for which each rank's message keeps ports busy.
 
-        `nbytes` has the bytes of each rank's message, of which each takes `share` times as long (None: once).
+        `nbytes` has the bytes of each rank's message. `share` has the factors by which messages on shared links take
+        longer; None if no link is shared.
         """
         seconds = nbytes * self.beta
         for start, change in self.bends:
@@ -84,7 +85,7 @@ class LinkTable:
         self.machine, self.n, self.size = machine, n, represented
         self.most_cached = max(min(_MOST_CACHED, _MOST_CACHED_PEERS // max(represented, 1)), 1)
         self.rank = np.arange(represented, dtype=np.int64)
-        # Small integers, because all ranks' nodes are read out of order.
+        # Small integers fit in the cache; the nodes of ranks are read in no particular order.
         self.node = (np.arange(n) // machine.ranks_per_node).astype(np.int32)
         self.own_node = self.node[self.rank]
         place = self.rank % machine.ranks_per_node
@@ -94,7 +95,7 @@ class LinkTable:
         self._no_sharing: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
 
     def _make_fabric_table(self) -> FabricTable | None:
-        """Return the shared links of the machine's network; None if nodes share none."""
+        """Return the table of links that nodes share in the machine's network; None if they share none."""
         fabric, q = self.machine.fabric, self.machine.ranks_per_node
         if fabric is None:
             return None
@@ -104,7 +105,7 @@ class LinkTable:
         )
 
     def peer_links(self, move: Move) -> PeerLinks:
-        """Return the links between the ranks and their peers in the step `move`, from the cache if possible."""
+        """Return the peers of all ranks in the step `move` and the costs of their links, from a cache if possible."""
         key = (id(move.dest), id(move.source))
         if key not in self._cache:
             if len(self._cache) >= self.most_cached:
@@ -138,7 +139,7 @@ class LinkTable:
         )
 
     def _find_sparse_links(self, dest: IntArray, source: IntArray, senders: IntArray) -> PeerLinks:
-        """Return the links of the messages that the ranks `senders` send."""
+        """Return the links of the messages of a step in which only the ranks `senders` send."""
         to, every = dest[senders], np.ones(len(senders), np.bool_)
         far = self.node[to] != self.node[senders]
         return PeerLinks(
@@ -157,7 +158,14 @@ class LinkTable:
         )
 
     def _find_costs(self, sends: Mask, far: Mask, receives: Mask, from_far: Mask) -> dict[str, Any]:
-        """Return the fields of `PeerLinks` with costs; `far` and `from_far` mark messages between nodes."""
+        """Return the fields of `PeerLinks` that have costs.
+
+        Args:
+            sends: a mask of the ranks that send.
+            far: a mask of the ranks that send to another node.
+            receives: a mask of the ranks that receive.
+            from_far: a mask of the ranks that receive from another node.
+        """
         near, wide = self.machine.within, self.machine.between
         return {
             "overhead": _by_link(sends, far, near.overhead_s, wide.overhead_s, 0.0),
@@ -172,16 +180,16 @@ class LinkTable:
         }
 
     def _index(self, ranks: IntArray) -> IntArray:
-        """Return the simulated ranks that represent `ranks`."""
+        """Return the indices of the simulated ranks that represent `ranks`."""
         return ranks if self.n == self.size else ranks % self.size
 
     def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[Shares | None]:
-        """Return, for each step of a round, by how much the messages are slowed down by others on the same links.
+        """Return, for each step of a round, the factors by which messages take longer because they share links.
 
-        That is the number of ranks that share the NIC at the busier end of a message, or, if it is more, the number of
-        ranks that share another link, divided by the link's bandwidth in NICs. The values have shape (P,); they are
-        None for every step if nothing is shared. Ranks are counted, not messages, because a rank sends its messages of
-        a round one after the other.
+        A factor is the number of ranks that share the NIC at the busier end of a message, or, if it is more, the number
+        of ranks that share another link, divided by the link's bandwidth in NICs. There is one array with an entry per
+        simulated rank for each step, or None for every step if nothing is shared. Ranks are counted, not messages,
+        because a rank sends its messages of a round one after the other.
 
         Args:
             peers: the links of each step.
@@ -200,7 +208,10 @@ class LinkTable:
     def _add_fabric(
         self, fabric: Fabric, peers: Sequence[PeerLinks], sent: Sequence[Mask], shares: Sequence[Shares | None]
     ) -> Sequence[Shares]:
-        """Return `shares`, increased where links between switches have more users than bandwidth."""
+        """Return the factors `shares`, increased where ranks share a link between switches beyond its bandwidth.
+
+        `peers` has the links of each step, and `sent` a mask of the ranks that send in it.
+        """
         slowest: list[Shares] = [np.ones(self.size) if share is None else share for share in shares]
         for kind, link in enumerate(peers[0].shared):
             both = zip(peers, sent, strict=True)
@@ -211,9 +222,10 @@ class LinkTable:
         return slowest
 
     def sum_shared_bytes(self, peers: Sequence[PeerLinks], nbytes: Sequence[Floats]) -> tuple[Floats, ...]:
-        """Return the bytes of a round on each link between switches, one array per kind of links that nodes share.
+        """Return the bytes of a round on each link between switches, one array per kind of shared links.
 
-        `nbytes` has the bytes that each rank sends in each step. The result is empty if nodes share no links.
+        `peers` has the links of each step, and `nbytes` the bytes that each rank sends in it. The result is empty if
+        nodes share no links.
         """
         if self._fabric is None:
             return ()
@@ -225,7 +237,7 @@ class LinkTable:
         return tuple(sums)
 
     def _never_shares_nic(self, peers: Sequence[PeerLinks]) -> bool:
-        """Whether no two ranks share a NIC even if all messages of the round, empty ones too, are sent; cached."""
+        """Whether no two ranks share a NIC even if all messages of the round, also empty ones, are sent; cached."""
         if self.machine.ranks_per_node == self.machine.nics_per_node or all(peer.far is None for peer in peers):
             return True
         key = tuple(id(peer) for peer in peers)
@@ -236,7 +248,10 @@ class LinkTable:
         return self._no_sharing[key][1]
 
     def _count_per_nic(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> tuple[IntArray, IntArray] | None:
-        """Return the numbers of ranks that send and that receive through each NIC; None if no number exceeds one."""
+        """Return the numbers of ranks that send and that receive through each NIC in a round; None if none exceeds one.
+
+        `peers` has the links of each step, and `sent` a mask of the ranks that send in it.
+        """
         out, into = np.zeros(self.size, np.bool_), np.zeros(self.size, np.bool_)
         for each, is_sent in zip(peers, sent, strict=True):
             if each.far is not None:
@@ -252,7 +267,10 @@ class LinkTable:
 
 
 def _by_link(active: Mask, far: Mask, near_s: float, wide_s: float, otherwise: float) -> Floats:
-    """Return `wide_s` for active ranks with peers on other nodes, `near_s` for other active ranks, else `otherwise`."""
+    """Return seconds per rank: `wide_s` for `active` ranks in `far`, `near_s` for other active ranks, else `otherwise`.
+
+    `far` marks ranks whose peer is on another node.
+    """
     if near_s == wide_s == otherwise:
         return np.full(len(active), otherwise)
     return np.array([otherwise, near_s, wide_s]).take(active * np.int8(1) + (active & far))

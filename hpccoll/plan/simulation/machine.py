@@ -22,7 +22,7 @@ from hpccoll.plan.step import Floats
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The cost of a message: alpha + bytes * beta, of which overhead + bytes * beta keep the ports busy.
+    """The cost of a message of b bytes: alpha + b * beta seconds, of which overhead + b * beta keep ports busy.
 
     `bands` are pairs (size, beta) by ascending size: the bytes of a message beyond `size` bytes, up to the size of the
     next band, take `beta` seconds each. Bands stand for the effects of buffers, protocols and caches, which make larger
@@ -36,7 +36,10 @@ class Link:
 
     @classmethod
     def one_port(cls, alpha_s: float, beta_s_per_byte: float) -> Link:
-        """Return a link of the one-port model, in which ports are busy during the whole message (overhead = alpha)."""
+        """Return a link of the one-port model, in which ports are busy during the whole message.
+
+        A message of b bytes takes `alpha_s` + b * `beta_s_per_byte` seconds.
+        """
         return cls(alpha_s, beta_s_per_byte, alpha_s)
 
     def transfer_s(self, nbytes: Floats) -> Floats:
@@ -48,7 +51,7 @@ class Link:
 
     @property
     def min_beta(self) -> float:
-        """The smallest beta (seconds per byte) of all bands."""
+        """The smallest beta (seconds per byte) of all bands of message sizes."""
         return min(self.beta_s_per_byte, *(beta for _, beta in self.bands), self.beta_s_per_byte)
 
     @property
@@ -95,7 +98,11 @@ class Machine:
 
     @classmethod
     def flat(cls, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float) -> Machine:
-        """Return a machine model with one rank per node, so that all links are equal."""
+        """Return a machine model with one rank per node, so that all links are equal.
+
+        `alpha_s` is the latency in seconds, `beta_s_per_byte` the seconds per byte of a message, and `gamma_s_per_byte`
+        those per byte that is reduced.
+        """
         link = Link.one_port(alpha_s, beta_s_per_byte)
         return cls("flat", 1, link, link, 1, gamma_s_per_byte)
 
@@ -105,7 +112,7 @@ class Machine:
 
     @property
     def period(self) -> int:
-        """The number of consecutive ranks after which nodes and switches repeat."""
+        """The number of consecutive ranks after which the pattern of nodes and switches repeats."""
         return self.ranks_per_node * (1 if self.fabric is None else self.fabric.nodes_per_switch)
 
     def count_nodes(self, ranks: int) -> int:

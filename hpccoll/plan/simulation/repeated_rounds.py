@@ -35,10 +35,11 @@ def make_cost_signature(costs: RoundCosts) -> bytes:
 
 
 def list_strides(chunk_bytes: ChunkBytes, ranks: int) -> list[int]:
-    """Return the strides with which the costs of rounds may repeat, in rounds.
+    """Return the numbers of rounds after which the costs of rounds may repeat.
 
     Costs repeat with the period of the chunk sizes. The clocks of all ranks may gain the same time only in a cycle in
-    which a message can pass all simulated ranks. So the least common multiple with their number is also returned.
+    which a message can pass all simulated ranks. So the least common multiple with `ranks`, their number, is also
+    returned.
     """
     if chunk_bytes.sizes.ndim == 2:
         return []
@@ -47,7 +48,9 @@ def list_strides(chunk_bytes: ChunkBytes, ranks: int) -> list[int]:
 
 
 def find_run_end(sign: Callable[[int], bytes], first: int, stop: int, stride: int) -> int:
-    """Return the end (exclusive) of the rounds from `first` on whose costs repeat with `stride`; `first` if none do.
+    """Return the end (exclusive) of the rounds from `first` on whose costs repeat every `stride` rounds.
+
+    The end is `first` if none do.
 
     Args:
         sign: returns the signature of the costs of a round.
@@ -60,6 +63,7 @@ def find_run_end(sign: Callable[[int], bytes], first: int, stop: int, stride: in
     cycle = [sign(first + offset) for offset in range(stride)]
 
     def fits(t: int) -> bool:
+        """Whether round t has the costs of the corresponding round of the first cycle."""
         return sign(t) == cycle[(t - first) % stride]
 
     low, high = first + stride, stop  # rounds before `low` fit; `high` is the end or does not fit

@@ -26,17 +26,18 @@ from hpccoll.plan.simulation.machine import Machine
 from hpccoll.plan.step import NO_PEER, Fence, Floats, IntArray, Load, Move, Op, Step, Store
 from hpccoll.units import format_count
 
-_MOST_COMPARED = 512  # most ranks for which comparing bytes is cheaper
-_MOST_CACHED = 2**18  # size of the cache, in ranks times rounds
+_MOST_COMPARED = 512  # most ranks for which comparing message sizes is cheaper than computing costs
+_MOST_CACHED = 2**18  # most cached costs: simulated ranks times rounds
 
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """The costs of the messages of one step, at most one to and one from each rank; arrays of shape (P,), in seconds.
+    """The costs of the messages of one step, in which each simulated rank sends and receives at most one.
 
-    Each rank sends `nbytes`, which keeps its own port busy for `busy` seconds. Each rank receives a message from
-    `source` (simulated by rank `source_index`), which is in flight for `flight` (NEVER without a message), keeps the
-    port of the rank busy for `receiving`, and is then reduced for `reducing`.
+    Arrays have one entry per simulated rank; times are in seconds. Each rank sends `nbytes`, which keeps its own port
+    busy for `busy`. Each rank receives a message from `source` (simulated by rank `source_index`), which is in flight
+    for `flight` (NEVER without a message), keeps the port of the rank busy for `receiving`, and is then reduced for
+    `reducing`.
 
     If `receivers` is given, the arrays but for `source` and `nbytes` have one entry per message, from rank
     `source_index` to rank `receivers`.
@@ -54,15 +55,16 @@ class MoveCosts:
 
 @dataclass(frozen=True, slots=True)
 class FenceCosts:
-    """The seconds of a round's fences, and each rank's leader: equal for ranks of one fence, -1 without a fence."""
+    """The seconds that a round's fences take, and each rank's leader: equal for ranks of one fence, -1 without."""
 
     leader: IntArray
     alpha_s: float
 
     def leave(self, clocks: Floats) -> tuple[Floats, IntArray]:
-        """Return the time at which each rank leaves its fence, and the last rank that it waited for, shape (P,) each.
+        """Return, for each rank, the time at which it leaves its fence, and the last rank for which it waited.
 
-        Ranks enter at `clocks`. A rank without a fence leaves at once; a rank that did not wait has itself as the last.
+        Ranks enter at `clocks` (seconds). A rank without a fence leaves at once; a rank that did not wait has itself as
+        the last.
         """
         members = np.nonzero(self.leader != NO_PEER)[0]
         group = self.leader[members]
@@ -80,11 +82,12 @@ class FenceCosts:
 
 @dataclass(slots=True)
 class RoundCosts:
-    """The costs of the messages of a round, the seconds of copies within a rank, and the bytes sent, shape (P,) each.
+    """The costs of one round, in arrays with one entry per simulated rank.
 
-    A round of loads and stores has `accessing` (the seconds of each rank) instead of moves; a round of fences has
-    `fences`. `uses` counts the rounds that share this object and whose bytes have not been added to the totals yet.
-    `shared` has the bytes on each link between switches, one array per kind of links.
+    The costs of messages, the seconds of copies within a rank, and the bytes sent. A round of loads and stores has
+    `accessing` (the seconds of each rank) instead of messages; a round of fences has `fences`. `uses` counts the rounds
+    that share this object and whose bytes have not been added to the totals yet. `shared` has the bytes on each link
+    between switches, one array per kind of links.
     """
 
     moves: tuple[MoveCosts, ...]
@@ -112,7 +115,7 @@ class RoundPricer:
         self._rounds: dict[tuple[object, ...], tuple[list[Move], RoundCosts]] = {}
 
     def price(self, steps: Sequence[Step]) -> RoundCosts:
-        """Return the costs of a round, and add its bytes and messages to the totals."""
+        """Return the costs of the round with the given steps of all simulated ranks; add its bytes to the totals."""
         moves = [step for step in steps if isinstance(step, Move)]
         if len(moves) < len(steps):
             return self._price_shared_memory(steps)
@@ -143,12 +146,15 @@ class RoundPricer:
         return costs
 
     def sent(self) -> tuple[Floats, Floats]:
-        """Return the bytes that each rank has moved within its node and to other nodes, shape (P,) each."""
+        """The bytes that each simulated rank has sent within its node and to other nodes: two arrays."""
         self._add_up_cached()
         return self._sums
 
     def find_busiest_shared(self) -> float:
-        """Return the bytes on the busiest link between switches, divided by its bandwidth in NICs; 0 without one."""
+        """Return the bytes on the busiest link between switches, divided by its bandwidth in NICs.
+
+        The result is 0 if nodes share no links.
+        """
         self._add_up_cached()
         most = max((float(links.max(initial=0.0)) for links in self._shared_sums), default=0.0)
         return most / self.machine.fabric.capacity if self.machine.fabric else 0.0
@@ -175,7 +181,10 @@ class RoundPricer:
         self.add_repeated(costs, costs.uses)
 
     def _cache_key(self, moves: Sequence[Move], sent: Sequence[ByteCounts]) -> tuple[object, ...] | None:
-        """Return a cache key that is equal for rounds of equal costs; None if computing the costs again is cheaper."""
+        """Return a key that is equal for rounds of equal costs; None if computing the costs again is cheaper.
+
+        `moves` are the steps of the round, and `sent` has the bytes that each rank sends in each.
+        """
         parts: list[object] = []
         for move, nbytes in zip(moves, sent, strict=True):
             if isinstance(nbytes, int):
@@ -213,16 +222,21 @@ class RoundPricer:
         return RoundCosts(tuple(move_costs), copying, within, between, messages, shared=shared)
 
     def _sent_mask(self, peers: PeerLinks, nbytes: Floats) -> Mask:
-        """Return which ranks send a message; empty messages are sent only in barriers."""
+        """Return a mask of the ranks that send a message; messages without data are sent only in barriers."""
         return peers.sends if self.signals or nbytes.min(initial=1) > 0 else peers.sends & (nbytes > 0)
 
     def _price_move(
         self, move: Move, peers: PeerLinks, nbytes: Floats, by_rank: Floats, goes: Mask, share: Shares | None
     ) -> MoveCosts:
-        """Return the times of a move.
+        """Return the costs of one step of messages.
 
-        `nbytes` has one entry per message if `peers` is sparse, `by_rank` one per rank. `goes` marks the messages that
-        are sent, and `share` has the number of ranks that share a link with each.
+        Args:
+            move: the step.
+            peers: the links of the messages.
+            nbytes: the bytes of each rank's message, or of each message if `peers` is sparse.
+            by_rank: the bytes that each rank sends.
+            goes: a mask of the messages that are sent.
+            share: the factor by which each message takes longer because of shared links; None if no link is shared.
         """
         busy = peers.transfer_s(nbytes, share)
         busy += peers.overhead
@@ -241,7 +255,10 @@ class RoundPricer:
         return MoveCosts(peers.source_index, peers.source, busy, flight, receiving, reducing, nbytes)
 
     def _reducing_seconds(self, move: Move, peers: PeerLinks, nbytes: Floats, comes: Mask) -> Floats | None:
-        """Return the seconds in which each rank reduces what it receives; None for copies."""
+        """Return the seconds in which each rank reduces what it receives in a step; None if it only copies.
+
+        `nbytes` has the bytes of each message, and `comes` marks the ranks that receive one.
+        """
         gamma = self.machine.gamma_s_per_byte
         if not gamma or (isinstance(move.op, int) and move.op == Op.COPY):
             return None
@@ -268,7 +285,7 @@ class SharedMemoryPricer:
         return FenceCosts(leader, self.machine.within.alpha_s if fence_s is None else fence_s)
 
     def price_accesses(self, steps: Sequence[Step]) -> RoundCosts:
-        """Return the costs of the loads and stores of a round; raise UsageError if ranks of two nodes share memory."""
+        """Return the costs of a round's loads and stores; raise UsageError if ranks of different nodes share memory."""
         size, gamma, link = self.links.size, self.machine.gamma_s_per_byte, self.machine.within
         seconds, nbytes, transfers = np.zeros(size), np.zeros(size), 0
         for step in steps:
@@ -288,7 +305,10 @@ class SharedMemoryPricer:
         return RoundCosts((), None, nbytes, np.zeros(size), transfers, uses=1, accessing=seconds)
 
     def _check_same_node(self, peers: IntArray, does: str) -> None:
-        """Raise UsageError if a peer is on another node; memory is shared within a node only."""
+        """Raise UsageError if a rank's peer is on another node, whose memory it cannot access.
+
+        `does` names the access.
+        """
         links, q = self.links, self.machine.ranks_per_node
         far = np.nonzero((peers != NO_PEER) & (links.node[peers] != links.own_node))[0]
         if len(far):

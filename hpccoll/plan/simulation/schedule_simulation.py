@@ -1,4 +1,4 @@
-"""Predicted times of pipeline schedules: when each rank computes each pass, how long it idles, and what it keeps.
+"""Predicted times of pipeline schedules: the start and end of each pass on each rank, and the idle time of each rank.
 
 Every pass of a kind takes the same time on every stage. A computation starts when its rank is free and its inputs have
 arrived; messages take the time `transfer` and do not delay the computations of the sender.
@@ -22,7 +22,11 @@ from hpccoll.plan.simulation.timeline import Slice, Timeline
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """The times of one stage's passes for one micro-batch, in any unit of time."""
+    """The times of one pipeline stage's passes for one micro-batch, in any unit of time.
+
+    `transfer` is the time from the end of a pass to the arrival of its result on another rank, and `overlapped` that of
+    a forward and a backward pass at the same time (None: the sum of both).
+    """
 
     forward: float = 1
     backward_input: float = 1
@@ -32,17 +36,17 @@ class PassTimes:
 
     @property
     def backward(self) -> float:
-        """The time of a backward pass for inputs and weights."""
+        """The time of a backward pass that computes the gradients of inputs and weights."""
         return self.backward_input + self.backward_weight
 
     def get_step_time(self, step: PipelineStep) -> float:
-        """Return the time of a step: of one pass, or of passes that overlap."""
+        """Return the time of a step: of one pass, or of a forward and a backward pass that overlap."""
         if len(step) > 1 and self.overlapped is not None:
             return self.overlapped
         return sum(self.get_pass_time(action.kind) for action in step)
 
     def get_pass_time(self, kind: ActionKind) -> float:
-        """Return the time of a pass of the given kind."""
+        """Return the time of a forward or backward pass of the given kind, in the unit of the other times."""
         if kind == ActionKind.FORWARD:
             return self.forward
         with_inputs = self.backward_input if kind in GIVES_INPUT_GRADIENT else 0
@@ -51,7 +55,7 @@ class PassTimes:
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """A step of passes on `rank`, from `start` to `end`."""
+    """A step of a schedule (one pass or overlapping passes) on `rank`, with the simulated times of start and end."""
 
     rank: int
     step: PipelineStep
@@ -61,7 +65,10 @@ class TimedStep:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSimulation:
-    """The predicted times of a schedule, from the start of the first pass to the end of the last one."""
+    """The predicted times of a pipeline schedule.
+
+    `time` is the time from the start of the first pass to the end of the last one.
+    """
 
     schedule: Schedule
     times: PassTimes
@@ -72,7 +79,7 @@ class ScheduleSimulation:
         object.__setattr__(self, "time", max((step.end for step in self.steps), default=0))
 
     def get_idle_times(self) -> list[float]:
-        """Return for each rank the part of `time` in which the rank computes nothing."""
+        """Return, for each rank, the part of the simulated time in which the rank computes nothing."""
         idle = [self.time] * self.schedule.ranks
         for step in self.steps:
             idle[step.rank] -= step.end - step.start
@@ -80,11 +87,11 @@ class ScheduleSimulation:
 
     @property
     def bubble(self) -> float:
-        """The idle fraction of the time, over all ranks."""
+        """The fraction of the time in which ranks are idle, over all ranks; 0 to 1."""
         return sum(self.get_idle_times()) / (self.time * self.schedule.ranks) if self.time else 0.0
 
     def make_timeline(self) -> Timeline:
-        """Return the steps as a timeline in which a unit of time is a microsecond."""
+        """Return the steps of all ranks as a timeline, in which the unit of time counts as a microsecond."""
         slices = tuple(
             Slice(
                 step.rank, format_step(step.step), step.start, step.end - step.start, {"does": format_step(step.step)}
@@ -95,7 +102,10 @@ class ScheduleSimulation:
 
 
 def simulate_schedule(schedule: Schedule, times: PassTimes | None = None) -> ScheduleSimulation:
-    """Return the predicted times of a schedule that `check_schedule` accepts; by default every pass takes time 1."""
+    """Return the predicted times of a pipeline schedule; by default every pass takes time 1 and messages none.
+
+    The schedule must be one that `check_schedule` accepts.
+    """
     times = times or PassTimes()
     programs = schedule.select_passes().programs
     ends: dict[tuple[bool, int, int], float] = {}  # (whether forward, stage, micro-batch)
@@ -126,7 +136,14 @@ def simulate_schedule(schedule: Schedule, times: PassTimes | None = None) -> Sch
 def _find_arrivals(
     schedule: Schedule, step: PipelineStep, ends: dict[tuple[bool, int, int], float], transfer: float
 ) -> list[float] | None:
-    """Return when the inputs of a step from other stages arrive, or None if one of them is not computed yet."""
+    """Return the times at which the inputs of a step from other stages arrive; None if one is not computed yet.
+
+    Args:
+        schedule: the schedule.
+        step: the step.
+        ends: the end of each pass executed so far, by (whether forward, stage, micro-batch).
+        transfer: the time from the end of a pass to the arrival of its result on another rank.
+    """
     arrivals = []
     for action in step:
         source = schedule.find_source(action)

@@ -46,12 +46,11 @@ _TRACED = 2**22  # most clocks kept at once (32 MiB), and most move numbers
 class Simulation:
     """The predicted execution of a plan; arrays have one entry for each simulated rank.
 
-    `clocks_s` has the time at which each rank finishes, without the overhead of the call. `within` has the bytes that
-    each rank sends, loads or stores inside its node, and `between` the bytes that the rank sends to other nodes.
-    `busiest_shared` has the bytes on the busiest link between switches, divided by its bandwidth in NICs; it is 0 if
-    nodes share no links.
-    `steps` counts the rounds that contain messages, loads or stores; `messages` includes loads and stores; `nbytes` is
-    the message size S, as nccl-tests defines it.
+    `clocks_s` has the time in seconds at which each rank finishes, without the overhead of the call. `within` has the
+    bytes that each rank sends, loads or stores inside its node, and `between` the bytes that the rank sends to other
+    nodes. `busiest_shared` has the bytes on the busiest link between switches, divided by its bandwidth in NICs; it is
+    0 if nodes share no links. `steps` counts the rounds that contain messages, loads or stores; `messages` includes
+    loads and stores; `nbytes` is the message size S, as nccl-tests defines it.
     """
 
     plan: Plan
@@ -118,21 +117,27 @@ def simulate(
 
 
 def _list_sizes(plan: Plan, count: Count, chunks: int) -> IntArray:
-    """Return the elements of each chunk, shape (C,), or of each chunk of each rank, shape (n, C), if they differ."""
+    """Return the elements of each chunk, shape (chunks,), or of each chunk of each rank, shape (ranks, chunks).
+
+    The sizes depend on the rank in an all_to_all with blocks of different sizes.
+    """
     differ = plan.operation is Operation.ALL_TO_ALL and isinstance(count, tuple)
     return (plan.operation.sizes_by_rank if differ else plan.operation.chunk_sizes)(count, plan.ranks, chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class ClockState:
-    """The clock of each rank between two rounds, and the time at which its receiving port is free, shape (P,) each."""
+    """The clocks of the simulated ranks between two rounds: the times, in seconds, at which each rank goes on.
+
+    A second array has the time at which each rank's port for receiving is free.
+    """
 
     clocks: Floats
     port: Floats
 
 
 class _Run:
-    """One simulation. Rounds are divided into segments; a trace, which needs much memory, holds one segment at a time.
+    """One simulation of a plan. Rounds are divided into segments, so that a trace of all rounds need not fit in memory.
 
     The trace of a round records for which message each rank waited, and gives the critical path.
     """
@@ -156,7 +161,7 @@ class _Run:
         self.steps = 0
 
     def forward(self) -> Floats:
-        """Simulate all rounds and return each rank's clock at the end.
+        """Simulate all rounds; return the time at which each rank finishes, in seconds.
 
         Keeps the clocks at the start of each segment of rounds, from which `trace_segment` can repeat the segment, and
         the trace of the last segment.
@@ -175,7 +180,7 @@ class _Run:
         return state.clocks
 
     def advance_repeated(self, state: ClockState) -> ClockState:
-        """Return the state after all rounds; of rounds that repeat, only the first cycles are simulated."""
+        """Return the state after all rounds; of rounds whose costs repeat, only the first cycles are simulated."""
         probe = RoundPricer(self.plan, self.pricer.machine, self.pricer.chunks, self.pricer.size)
 
         def sign(at: int) -> bytes:
@@ -198,7 +203,10 @@ class _Run:
         return state
 
     def advance_cycle(self, state: ClockState, t: int, end: int, stride: int) -> tuple[ClockState, int]:
-        """Simulate a cycle of rounds, or all cycles before `end` if they gain the same; return state and next round."""
+        """Simulate a cycle of `stride` rounds from round t on; return the state and the next round to simulate.
+
+        If all clocks gain the same time in the cycle, all cycles before round `end` are added at once.
+        """
         before, cycle = state, list[RoundCosts]()
         for at in range(t, t + stride):
             state = self.advance(at, state, cycle)
@@ -221,7 +229,7 @@ class _Run:
         return advance_clocks(state, costs)
 
     def advance_traced(self, t: int, costs: RoundCosts, state: ClockState) -> ClockState:
-        """Return the state after round t; append to `last_traced` which message each rank waited for."""
+        """Return the state after round t; record for which message each rank waited in `last_traced`."""
         waited_for = np.zeros(len(state.clocks), np.int32)
         after = advance_clocks(state, costs, waited_for)
         messages = [(move.source, move.nbytes) for move in costs.moves]
@@ -231,7 +239,10 @@ class _Run:
         return after
 
     def path(self, clocks: Floats) -> CriticalPath:
-        """Return the critical path; for the trace, all segments of rounds but the last are simulated again."""
+        """Return the critical path; all segments of rounds but the last are simulated again for the trace.
+
+        `clocks` has the time at which each rank finishes.
+        """
         pricer = self.pricer
         # The second pass has its own RoundPricer, which keeps the message counts of the first pass unchanged.
         second_pricer = RoundPricer(self.plan, pricer.machine, pricer.chunks, pricer.size)
@@ -250,7 +261,7 @@ class _Run:
 
 
 def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers | None = None) -> ClockState:
-    """Return the state after a round with the given costs; `state` is not changed.
+    """Return the clocks of all simulated ranks after a round with the given costs; `state` is not changed.
 
     If given, `waited_for` is filled with the number (from 1) of the step whose message each rank waited for, or 0 if
     the rank did not wait. In a round of fences, `waited_for` is 1 for the ranks that waited.
@@ -299,7 +310,17 @@ def _carry_messages(
     waited_for: MoveNumbers | None,
     number: int,
 ) -> None:
-    """Advance the clocks of the ranks that send and receive the messages of a move that lists them, in place."""
+    """Advance, in place, the clocks of the ranks that send and receive the messages of a step in which few ranks send.
+
+    Args:
+        out: the time at which each rank has sent all.
+        done: the time at which each rank has received and reduced all.
+        port: the time at which each rank's port for receiving is free.
+        move: the costs of the step's messages.
+        receivers: the rank that receives each message.
+        waited_for: filled with `number` for each rank that waits for its message; None to leave that out.
+        number: the number of the step, from 1.
+    """
     begin, busy_until = out[move.source_index] + move.flight, port[receivers]
     free = begin >= busy_until
     arrived = np.maximum(begin, busy_until) + move.receiving

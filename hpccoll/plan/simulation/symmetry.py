@@ -28,7 +28,11 @@ _MOST_LISTED = 2**16  # chunks of a message that are listed one by one
 
 
 def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
-    """Return the number of ranks that represent all n, a period or n; raise PlanError for a falsely stated period."""
+    """Return the number of ranks that a simulation needs: they represent all n ranks.
+
+    The number is a common period of plan, machine model and chunk sizes, or n if there is none. Raises PlanError if the
+    plan states a period that it does not have.
+    """
     n = plan.ranks
     if plan.period is None or chunk_bytes.sizes.ndim == 2:
         return n
@@ -41,7 +45,11 @@ def find_period(plan: Plan, machine: Machine, chunk_bytes: ChunkBytes) -> int:
 
 
 def _check_period(plan: Plan, period: int, chunk_bytes: ChunkBytes) -> bool:
-    """Whether the sizes of the sent chunks repeat with `period`; raise PlanError if the steps of the plan do not."""
+    """Whether the sizes of the sent chunks repeat with `period` ranks.
+
+    Raises PlanError if the steps of rank r + period differ from those of rank r by more than the shift of peers and
+    chunks.
+    """
     n = plan.ranks
     draw = np.random.default_rng(n)
     some = np.unique(np.concatenate([[0, period - 1], draw.integers(0, period, _RANKS)]))
@@ -63,7 +71,10 @@ def _check_period(plan: Plan, period: int, chunk_bytes: ChunkBytes) -> bool:
 
 
 def _chunks_shift(here: Sequence[Step], there: Sequence[Step], shift: int, n: int, ranks: int) -> bool:
-    """Whether the chunk numbers in the steps `there` are those in the steps `here`, increased by `shift` (modulo n)."""
+    """Whether the chunk numbers in the steps `there` are those of the steps `here`, increased by `shift` modulo n.
+
+    `ranks` is the number of ranks that are compared.
+    """
     for a, b in zip(here, there, strict=True):
         if isinstance(a, Fence) or isinstance(b, Fence):
             continue
@@ -87,7 +98,7 @@ def _chunks_shift(here: Sequence[Step], there: Sequence[Step], shift: int, n: in
 
 
 def _are_intervals(region: Region, other: Region, n: int) -> bool:
-    """Whether both regions are cyclic intervals of n chunks, of the same length on all ranks."""
+    """Whether both sets of chunks are cyclic intervals of n chunks, of the same length on all ranks."""
     return (
         all(
             isinstance(each, Span) and each.mod == n and each.unit == 1 and isinstance(each.base, int) and not each.base
@@ -99,14 +110,17 @@ def _are_intervals(region: Region, other: Region, n: int) -> bool:
 
 
 def _peers_and_region(step: Move | Load | Store) -> tuple[IntArray, Region]:
-    """Return the destinations of messages or stores, or the sources of loads, and the chunks that are transferred."""
+    """Return a step's peers and chunks: destinations of messages or stores, or sources of loads."""
     if isinstance(step, Load):
         return step.source, step.remote
     return step.dest, step.send if isinstance(step, Move) else step.local
 
 
 def _sample_rounds(count: int, draw: np.random.Generator) -> list[int]:
-    """Return the rounds to compare: all if there are few, else the first, middle and last ones and random others."""
+    """Return the numbers of the rounds to compare: all of few, else the first, middle and last ones and random others.
+
+    `count` is the number of rounds, and `draw` the random generator.
+    """
     if count <= _ROUNDS:
         return list(range(count))
     ends = [0, 1, 2, count // 2 - 1, count // 2, count - 2, count - 1]
@@ -129,7 +143,10 @@ def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n:
 
 
 def _list_properties(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[IntArray, IntArray]]:
-    """Return, by name, a pair of arrays for each property in which two steps must agree; each pair must be equal."""
+    """Return pairs of arrays by name; two steps are equal, up to a shift of ranks, if each pair is equal.
+
+    `shift` is the shift of ranks and `n` the number of ranks.
+    """
     if isinstance(a, Fence) and isinstance(b, Fence):
         # The leader (lowest rank) of a fence may be the same rank on both sides, as for a fence of all ranks.
         leader = np.where(a.leader == b.leader, a.leader, _add_shift(a.leader, shift, n))
@@ -156,15 +173,15 @@ def _list_properties(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[In
 
 
 def _add_shift(peers: IntArray, shift: int, n: int) -> IntArray:
-    """Return peers increased by `shift`, modulo n; NO_PEER stays."""
+    """Return the peers increased by `shift`, modulo n; NO_PEER (-1) stays."""
     return np.where(peers == NO_PEER, NO_PEER, (peers + shift) % n)
 
 
 def _sizes_sent(peers: IntArray, region: Region) -> IntArray:
-    """Return the number of chunks that each rank sends; 0 without a peer."""
+    """Return the number of chunks that each rank sends; 0 for ranks without a peer."""
     return np.where(peers == NO_PEER, 0, region.size)
 
 
 def _ops_received(op: object, source: IntArray) -> IntArray:
-    """Return the op that each rank applies to the data that it receives; 0 without a source."""
+    """Return the operation (copy or reduce) that each rank applies to data that it receives; 0 without a source."""
     return np.where(source == NO_PEER, 0, np.asarray(op, np.int64))

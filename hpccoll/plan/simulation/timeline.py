@@ -1,6 +1,6 @@
 """Timelines of the activities of each rank, with simulated times, measured times, or rounds of equal length.
 
-Shapes: n ranks.
+In array shapes, n is the number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpccoll.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """An activity of `rank` that starts at `start_us` and takes `duration_us`."""
+    """An activity of `rank` in a timeline, which starts at `start_us` and takes `duration_us` (microseconds)."""
 
     rank: int
     name: str
@@ -34,7 +34,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class TimelineMessage:
-    """A message that leaves `source` no earlier than `sent_us` and has arrived at `dest` by `received_us`."""
+    """A message in a timeline: it leaves `source` no earlier than `sent_us` and is at `dest` by `received_us`.
+
+    The times `sent_us` and `received_us` are in microseconds.
+    """
 
     source: int
     dest: int
@@ -44,7 +47,7 @@ class TimelineMessage:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The slices (activities) and messages of a run in the order of rounds; `clock` names the source of the times."""
+    """The activities (slices) and messages of all ranks in a run of a plan; `clock` names the source of the times."""
 
     name: str
     ranks: int
@@ -59,7 +62,7 @@ class Timeline:
 
 
 def build_round_timeline(plan: Plan) -> Timeline:
-    """Return a timeline of `plan` in which every round takes a microsecond."""
+    """Return a timeline of `plan` that shows the order of its rounds: every round takes a microsecond."""
     builder = _TimelineBuilder(plan)
     for t in range(builder.rounds.count):
         clock = np.full(plan.ranks, float(t))
@@ -68,7 +71,10 @@ def build_round_timeline(plan: Plan) -> Timeline:
 
 
 def build_simulated_timeline(plan: Plan, machine: Machine, count: int, itemsize: int = 4) -> Timeline:
-    """Return the timeline that `simulate` predicts for `count` elements per vector or block; slices include waits."""
+    """Return the timeline that `simulate` predicts for a plan on a machine model; the slices of ranks include waits.
+
+    `count` is the number of elements per vector or block, and `itemsize` the bytes of an element.
+    """
     builder = _TimelineBuilder(plan)
     chunk_bytes = ChunkBytes(plan.operation.chunk_sizes(count, plan.ranks, builder.rounds.chunks) * itemsize)
     pricer = RoundPricer(plan, machine, chunk_bytes, plan.ranks)
@@ -89,7 +95,10 @@ class _TimelineBuilder:
         self.messages: list[TimelineMessage] = []
 
     def add(self, t: int, enters: Floats, leaves: Floats) -> None:
-        """Add round t, which ranks enter and leave at the given microseconds; ranks that spend no time get no slice."""
+        """Add round t, which ranks enter and leave at the given times in microseconds.
+
+        Ranks that do nothing get no slice.
+        """
         does: dict[int, list[str]] = {}
         for step in self.rounds.at(t):
             for message in list_step_messages(step, self.plan.ranks):
@@ -104,7 +113,10 @@ class _TimelineBuilder:
                 self.slices.append(Slice(rank, f"round {t + 1}", float(enters[rank]), spent, args))
 
     def add_message(self, message: PlanMessage, does: dict[int, list[str]], enters: Floats, leaves: Floats) -> None:
-        """Add a message, and append a text for the activity of each of its ranks to the list `does[rank]`."""
+        """Add a message, and append a description of what each end does to the list `does[rank]`.
+
+        `enters` and `leaves` have the times, in microseconds, at which each rank enters and leaves the round.
+        """
         source, dest = message.source, message.dest
         sent, taken = _format_chunks(message.send), _format_chunks(message.recv)
         if source == dest:
@@ -119,13 +131,13 @@ class _TimelineBuilder:
             self.messages.append(TimelineMessage(source, dest, float(enters[source]), float(leaves[dest])))
 
     def timeline(self, clock: str) -> Timeline:
-        """Return the timeline of all rounds added so far."""
+        """Return the timeline of all rounds added so far; `clock` names the source of the times."""
         name = f"{self.plan.name} on {format_count(self.plan.ranks, 'rank')}"
         return Timeline(name, self.plan.ranks, clock, tuple(self.slices), tuple(self.messages))
 
 
 def _describe_ends(message: PlanMessage, sent: str, taken: str) -> tuple[str, str]:
-    """Return the activities of source and destination as text; `sent` and `taken` describe the chunks."""
+    """Return what source and destination of a message do, as two texts; `sent` and `taken` describe the chunks."""
     source, dest, reduces = message.source, message.dest, message.reduces
     if message.via is TransferKind.LOAD:
         return f"lends {sent} to {dest}", f"{'reduces' if reduces else 'loads'} {taken} from {source}"

@@ -30,9 +30,13 @@ def collect_findings(
     models: BoundModels,
     read_request: Callable[[RecordedRun], BenchRequest | None] = lambda _: None,
 ) -> list[Finding]:
-    """Return all findings on the results, most severe first.
+    """Return all conclusions from result files, such as wrong results or slow nodes, most severe first.
 
-    `read_request` returns the benchmark cases that a run's command requested, or None if they are unknown.
+    Args:
+        results: the contents of the result files.
+        groups: the measurements in `results`, grouped by operation and job size.
+        models: lower bounds on the times.
+        read_request: returns the cases that the command of a run requested, or None if they are unknown.
     """
     findings = [
         *find_wrong_results(results.rows),

@@ -36,7 +36,10 @@ _SHARED_RESOURCE = "check what the ranks share: cores (more ranks than cores?), 
 
 
 class Lag(NamedTuple):
-    """The ratio, with an interval, of an implementation's median time to that of the fastest at a message size."""
+    """An implementation's median time divided by that of the fastest implementation at one message size.
+
+    `ratio` has a confidence interval, and `nbytes` is the message size.
+    """
 
     ratio: Interval
     nbytes: int
@@ -49,7 +52,7 @@ class Lag(NamedTuple):
 
 
 def find_wrong_results(rows: Iterable[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a problem per implementation with wrong results, and a note if results were not checked."""
+    """Yield a finding per engine and algorithm with wrong results, and a note if results were not checked."""
     kept = list(rows)
     wrong: dict[str, list[RunMeasurement]] = {}
     for measured in kept:
@@ -76,7 +79,7 @@ def find_wrong_results(rows: Iterable[RunMeasurement]) -> Iterator[Finding]:
 
 
 def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]:
-    """Yield findings if `auto`, the MPI library's own collective or an algorithm is far slower than the fastest."""
+    """Yield findings on implementations that are far slower than the fastest: `auto`, MPI, algorithms and engines."""
     for group in groups:
         if group.setting.ranks < 2:
             continue
@@ -91,7 +94,10 @@ def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]
 
 
 def _compare_to_fastest(case: MeasuredCase) -> Iterator[tuple[Implementation, Lag]]:
-    """Yield (implementation, slowdown) for each significantly slower one that uses the fastest one's MPI library."""
+    """Yield each significantly slower implementation with its slowdown against the fastest at one message size.
+
+    Implementations that were measured with another MPI library than the fastest are left out.
+    """
     fastest = case.fastest
     if fastest is None or case.records[fastest].time_us.min <= 0:
         return
@@ -103,17 +109,21 @@ def _compare_to_fastest(case: MeasuredCase) -> Iterator[tuple[Implementation, La
 
 
 def _select_far_behind(lags: Iterable[Lag], limit: float) -> list[Lag]:
-    """Return the slowdowns against the fastest implementation that exceed `limit`, the largest first."""
+    """Return the slowdowns whose whole confidence interval exceeds `limit`, the largest first."""
     return sorted((lag for lag in lags if lag.ratio.low > limit), key=lambda lag: -lag.ratio.low)
 
 
 def _describe_lags(group: CurveGroup, lags: Sequence[Lag]) -> str:
-    """Return the evidence of a finding: the title of a group of curves and its largest slowdowns."""
+    """Return the evidence of a finding: operation and job size, and the first slowdowns of `lags`."""
     return f"{format_title(group.setting)}, {group.place}: {'; '.join(map(str, lags[:_MAX_LISTED]))}"
 
 
 def _find_slow_auto(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield a warning if the algorithm `auto` is far slower than the fastest at some message size."""
+    """Yield findings if `auto` is far slower than the fastest implementation at some message size.
+
+    A warning compares `auto` with collectives that it can select, and a note with those of other engines. `lags` has
+    each implementation's slowdowns against the fastest.
+    """
     for implementation, own in lags.items():
         far = _select_far_behind(own, AUTO_LIMIT)
         if implementation.algorithm == "auto" and far:
@@ -123,7 +133,7 @@ def _find_slow_auto(group: CurveGroup, lags: dict[Implementation, list[Lag]]) ->
 
 
 def _find_untuned_auto(group: CurveGroup, lags: Sequence[Lag]) -> Iterator[Finding]:
-    """Yield a warning if `auto` is slower than collectives that it can select; `lags` are slowdowns of `auto`."""
+    """Yield a warning if there are slowdowns `lags` of `auto` against collectives that it could have selected."""
     if lags:
         op = group.setting.op
         found = f"auto is slower than the fastest algorithm of {op} at {len(lags)} of {len(group.sizes)} sizes"
@@ -132,7 +142,7 @@ def _find_untuned_auto(group: CurveGroup, lags: Sequence[Lag]) -> Iterator[Findi
 
 
 def _find_faster_engine(group: CurveGroup, lags: Sequence[Lag]) -> Iterator[Finding]:
-    """Yield a note if engines that `auto` cannot select are faster than `auto`; `lags` are the slowdowns of `auto`."""
+    """Yield a note if there are slowdowns `lags` of `auto` against engines that it cannot select, such as NCCL."""
     if lags:
         op = group.setting.op
         names = " or ".join(dict.fromkeys(lag.fastest.label for lag in lags))
@@ -142,7 +152,10 @@ def _find_faster_engine(group: CurveGroup, lags: Sequence[Lag]) -> Iterator[Find
 
 
 def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield a note for each MPI library whose own collective is far slower than the fastest at some message size."""
+    """Yield a note for each MPI library whose own collective is far slower than the fastest at some message size.
+
+    `lags` has each implementation's slowdowns against the fastest.
+    """
     op = group.setting.op
     for implementation, own in lags.items():
         far = _select_far_behind(own, MPI_LIMIT)
@@ -159,7 +172,10 @@ def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> 
 
 
 def _find_slow_algorithms(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield one finding on all algorithms of hpccoll, except `auto`, that are far slower than the fastest."""
+    """Yield one note on all algorithms of hpccoll, except `auto`, that are far slower than the fastest at some size.
+
+    `lags` has each implementation's slowdowns against the fastest.
+    """
     slow = _select_slowest(
         {name: own for name, own in lags.items() if name.engine == "hpccoll" and name.algorithm != "auto"}
     )
@@ -173,7 +189,10 @@ def _find_slow_algorithms(group: CurveGroup, lags: dict[Implementation, list[Lag
 
 
 def _find_slow_engines(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield a finding per engine, except hpccoll and MPI, that is far slower than the fastest at some size."""
+    """Yield a note per engine, except hpccoll and MPI, that is far slower than the fastest at some size.
+
+    `lags` has each implementation's slowdowns against the fastest.
+    """
     others = {name: own for name, own in lags.items() if name.engine not in _SELECTABLE}
     for _, name, lag in _select_slowest(others):
         limit = f"more than {ALGORITHM_LIMIT:.0f}x slower than the fastest"
@@ -184,7 +203,11 @@ def _find_slow_engines(group: CurveGroup, lags: dict[Implementation, list[Lag]])
 
 
 def _select_slowest(lags: dict[Implementation, list[Lag]]) -> list[tuple[float, Implementation, Lag]]:
-    """Return each implementation's largest slowdown above ALGORITHM_LIMIT as (ratio, name, lag), largest first."""
+    """Return each implementation's largest slowdown if it exceeds ALGORITHM_LIMIT, the largest first.
+
+    Returns:
+        The low end of the slowdown's interval, the implementation, and the slowdown.
+    """
     worst = {name: max(own, key=lambda lag: lag.ratio.low) for name, own in lags.items()}
     slow = [(lag.ratio.low, name, lag) for name, lag in worst.items() if lag.ratio.low > ALGORITHM_LIMIT]
     return sorted(slow, key=lambda entry: -entry[0])
@@ -218,7 +241,10 @@ def find_poor_scaling(groups: Sequence[CurveGroup]) -> Iterator[Finding]:
 
 
 def _find_bandwidth_drop(scaling: ScalingCurves, nbytes: int) -> Iterator[Finding]:
-    """Yield a warning for the first job that has less than half of the bus bandwidth of the next smaller job."""
+    """Yield a warning for the first job that has less than half of the bus bandwidth of the next smaller job.
+
+    `nbytes` is the message size at which jobs are compared.
+    """
     fastest: dict[int, tuple[float, CollectiveRecord]] = {}
     for implementation in scaling.implementations:
         for x, record in scaling.find_records(implementation, nbytes):

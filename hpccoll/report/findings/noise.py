@@ -22,7 +22,7 @@ _REMEDY = (
 
 
 def find_noise(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield all findings on noise in the measurements."""
+    """Yield warnings if measurements are noisy: wide intervals, runs that disagree, drift, or too few iterations."""
     yield from _find_wide_intervals(rows)
     yield from _find_disagreeing_runs(rows)
     yield from _find_drift(rows)
@@ -36,7 +36,7 @@ def describe_row(measured: RunMeasurement) -> str:
 
 
 def _find_wide_intervals(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a warning if many measurements have a wide confidence interval."""
+    """Yield a warning if the medians of at least a quarter of the measurements have wide confidence intervals."""
     timed = [row for row in rows if row.record.time_us.p50 > 0]
     ordered = sorted(timed, key=lambda row: -row.record.time_us.uncertainty)
     wide = [row for row in ordered if row.record.time_us.uncertainty > MAX_UNCERTAINTY]
@@ -55,7 +55,7 @@ def _format_median(measured: RunMeasurement) -> str:
 
 
 def _find_disagreeing_runs(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a warning if repeated measurements of a case, such as those of several runs, differ significantly."""
+    """Yield a warning if several measurements of one case, as in several runs, differ significantly."""
     repetitions: dict[tuple[CaseKey, int, str], list[RunMeasurement]] = {}
     for row in rows:
         repetitions.setdefault((row.record.key, row.record.nodes, row.run.mpi), []).append(row)
@@ -87,7 +87,7 @@ def _is_beyond(ratio: Interval, limit: float) -> bool:
 
 
 def _find_drift(rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a warning if many measurements became significantly faster or slower in the second half of iterations."""
+    """Yield a warning if the first and the second half of the iterations differ significantly in many measurements."""
     compared, drifting = 0, []
     for row in rows:
         samples = row.record.samples_us

@@ -13,7 +13,10 @@ _PROBLEMS = ("lost_node", "broken_link")
 
 
 def relay_preflight_faults(results: Results) -> Iterator[Finding]:
-    """Yield a finding per preflight fault, OK for a preflight without faults, a warning for an unfinished one."""
+    """Yield a finding per slow or broken node or link that a recorded `hpccoll preflight` found.
+
+    A preflight without faults gives one finding of severity OK, and a preflight that was cut short gives a warning.
+    """
     summaries = results.list_preflight_records("preflight_summary")
     for run, summary in summaries:
         yield from _relay_summary(run, summary)
@@ -26,7 +29,7 @@ def relay_preflight_faults(results: Results) -> Iterator[Finding]:
 
 
 def _relay_summary(run: RecordedRun, summary: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding per fault in a preflight's summary, or one OK finding if there is no fault."""
+    """Yield a finding per fault in one preflight's last record, or one of severity OK if there is no fault."""
     nodes = [str(node) for node in get_list(summary, "nodes")]
     threshold = summary.get("threshold")
     evidence = (
@@ -50,7 +53,10 @@ def _relay_summary(run: RecordedRun, summary: Mapping[str, Any]) -> Iterator[Fin
 
 
 def relay_stragglers(results: Results) -> Iterator[Finding]:
-    """Yield a finding per run of `hpccoll barrier`: the late rank, if there is one, and barriers that are not safe."""
+    """Yield a finding per run of `hpccoll barrier` on its late rank, or OK, and one per barrier that ranks left early.
+
+    A rank leaves a barrier early if it leaves before the last rank has entered.
+    """
     for run, summary in results.barrier_summaries:
         evidence = f"{summary.reason} ({run.title})"
         if summary.straggler is None:

@@ -21,15 +21,15 @@ _MAX_LISTED = 4
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """The operations, message sizes and places (in place, out of place) that an `hpccoll bench` command asked for."""
+    """The measurements that an `hpccoll bench` command asked for, to find those that a file lacks."""
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...]  # message sizes in bytes, before rounding to whole elements
-    places: tuple[bool, ...]  # True for in place
-    itemsize: int
+    places: tuple[bool, ...]  # True: results overwrite the inputs; False: results have a buffer of their own
+    itemsize: int  # bytes of an element
 
     def list_expected_rows(self, ranks: int) -> set[tuple[str, bool, int]]:
-        """Return (operation, whether in place, bytes) of every measurement that a complete run contains."""
+        """Return (operation, whether in place, message bytes) of each measurement of a complete run."""
         expected = set()
         for name in self.operations:
             op = find_timed_operation(name)
@@ -42,7 +42,10 @@ class BenchRequest:
 def find_incomplete_runs(
     results: Results, read_request: Callable[[RecordedRun], BenchRequest | None]
 ) -> Iterator[Finding]:
-    """Yield a finding per file whose last line is incomplete, or that lacks some or all requested measurements."""
+    """Yield a warning per file with a damaged line, or without some of the measurements that its command requested.
+
+    `read_request` returns the cases that the command of a run requested, or None if they are unknown.
+    """
     for file in results.torn:
         evidence = f"{file}: damaged or incomplete lines were skipped"
         yield Finding("run", Severity.WARNING, "a run was cut short while writing a record", evidence, _RESUME)
@@ -62,7 +65,7 @@ def find_incomplete_runs(
 
 
 def _find_missing_sizes(run: RecordedRun, request: BenchRequest, rows: Sequence[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a warning that lists the requested sizes without a measurement; nothing if all were measured."""
+    """Yield a warning that lists the message sizes in `request` without a measurement in `rows`, if there are any."""
     ranks = rows[-1].record.ranks
     records = [row.record for row in rows if row.record.ranks == ranks]
     present = {(record.op, record.in_place, record.nbytes) for record in records}
@@ -83,7 +86,7 @@ def _find_missing_sizes(run: RecordedRun, request: BenchRequest, rows: Sequence[
 
 
 def find_binding_problems(runs: Iterable[RecordedRun]) -> Iterator[Finding]:
-    """Yield one finding per distinct problem of binding ranks to cores; the finding names all affected runs."""
+    """Yield a finding per problem with ranks' cores (shared, or unequal in number), which names all affected runs."""
     runs_by_problem: dict[tuple[Severity, str, str, str], list[RecordedRun]] = {}
     for run in runs:
         for problem in _check_binding(run):
@@ -94,7 +97,7 @@ def find_binding_problems(runs: Iterable[RecordedRun]) -> Iterator[Finding]:
 
 
 def _check_binding(run: RecordedRun) -> Iterator[tuple[Severity, str, str, str]]:
-    """Yield severity, problem, evidence and remedy of each problem of binding a run's ranks to cores."""
+    """Yield severity, problem, evidence and remedy if ranks of the run share cores or have unequal numbers of cores."""
     cores = run.cores
     if not cores or len(cores) != len(run.hosts):
         return

@@ -87,6 +87,7 @@ def test_wrong_plan_file_is_refused(network: str, tmp_path: Path, capsys: pytest
     [
         (["all_to_all"], "no optimum of all_to_all"),
         (["all_gather", "--ranks", "5"], "has 4 ranks, and --ranks asks for 5"),
+        (["all_gather", "--nodes", "3"], "states its nodes; leave --nodes out"),
         (["broadcast", "-r", "4"], "--root 4 is not a rank of 0..3"),
         (["all_gather", "-o", "plan.xml"], "plans are written as JSON"),
     ],
