@@ -9,7 +9,7 @@ note their operation, which a call did before the flight recorder existed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from unittest.mock import patch
 
@@ -19,7 +19,7 @@ from script import Result, main
 
 from hpccoll.communicator import Communicator
 from hpccoll.runtime import engine
-from hpccoll.runtime.recorder.call_recorder import Begin, CallRecorder
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 
 COUNTS = "counts"
 ALGORITHMS = ("mpi", "ring", "shared_one_shot")
@@ -30,43 +30,15 @@ class CountingOnly(CallRecorder):
 
     __slots__ = ()
 
-    def bind(self, name: str, description: bytes) -> Begin:  # noqa: ARG002 - the description is not recorded
-        """Return a function that counts a call."""
+    def begin(self, name: str, description: bytes) -> int:  # noqa: ARG002 - the description is not recorded
+        """Count a call."""
+        self.count += 1
+        self.current = name
+        return 0
 
-        def begin() -> int:
-            self.count += 1
-            self.current = name
-            return 0
-
-        return begin
-
-    def surround(
-        self,
-        name: str,
-        description: bytes,  # noqa: ARG002 - the description is not recorded
-        functions: Sequence[Callable[[], object]],
-        explain: Callable[[BaseException], object],  # noqa: ARG002 - the benchmark's calls raise no exception
-    ) -> Callable[[], None]:
-        """Return a function that counts a call and calls `functions` in order."""
-        first, *others = functions
-
-        def run() -> None:
-            self.count += 1
-            self.current = name
-            first()
-            for function in others:
-                function()
-            self.current = None
-
-        return run
-
-    def _bind_end(self) -> Callable[[int], None]:
-        """Return a function that notes the end of a call."""
-
-        def end(_: int) -> None:
-            self.current = None
-
-        return end
+    def end(self, place: int) -> None:  # noqa: ARG002 - there is no entry
+        """Note the end of a call."""
+        self.current = None
 
 
 def measure(bench: Bench) -> Iterator[Result]:

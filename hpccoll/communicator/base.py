@@ -262,7 +262,8 @@ class CommunicatorBase:
             found = self._find_start(*request)
         if found is not None:
             cached, result, value = found
-            return Work(self.rank, engine.progress, engine.start_cached(cached, request[1], result), value)
+            begin = partial(cached.start, request[1], result)
+            return Work(self.rank, engine.progress, engine.launch(cached.name, cached.description, begin), value)
         operation, x, out, op, root, algorithm, _ = arguments
         if operation.reduces and isinstance(x, SCALARS):
             return cast("Work[Any]", self._reduce_scalar(operation, x, out, op, root, algorithm, True))

@@ -22,7 +22,6 @@ from hpccoll.plan import Operation
 from hpccoll.plan.simulation import Slice, Timeline
 from hpccoll.runtime.arrays import NumPyModule, get_dtype
 from hpccoll.runtime.job import detect_layout
-from hpccoll.runtime.recorder.call_recorder import is_round_mark
 from hpccoll.units import format_count
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def measure_steps(world: MPI.Intracomm, algorithm: Algorithm, count: int, root: 
         workload.reset()
         world.Barrier()
         left = perf_counter()
-        timed = _run_timed([call for call in run.calls if not is_round_mark(call)])
+        timed = _run_timed(run.calls)
         run.free()
     gathered = world.gather((left, timed))
     if gathered is None:

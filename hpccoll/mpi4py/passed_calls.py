@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.communicator import Communicator
-from hpccoll.errors import HpccollError
+from hpccoll.errors import HpccollError, UsageError
 from hpccoll.mpi4py.configuration import AUTO, get_configuration
 from hpccoll.mpi4py.messages import Message
 from hpccoll.native import MpiCall
@@ -21,7 +21,7 @@ from hpccoll.runtime.arguments import SUM, check_call
 from hpccoll.runtime.call_cache import Arrays
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.failure_detection.watchdog import read_timeout
-from hpccoll.runtime.library_call import LibraryCall, PassedForm
+from hpccoll.runtime.messages.library_call import LibraryCall, PassedForm
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
 
@@ -83,7 +83,10 @@ def make_passed_call(
     engine, plain = communicator._engine, MPI.Intracomm(comm)
     library = MpiCollectives(plain, engine.progress, engine.state, lambda: False)
     form = PassedForm(get_mpi_functions(_raise_mpi_exception), MPI.Datatype.fromcode(call.dtype.numpy.char), op)
-    return LibraryCall(call, communicator.size, communicator.rank, library).make_native(form)
+    try:
+        return LibraryCall(library, call, in_place=call.source is call.result).make_native(form)
+    except UsageError:  # too many elements
+        return None
 
 
 def _raise_mpi_exception(_: str, code: int) -> NoReturn:

@@ -544,10 +544,11 @@ class MpiCall(HostCall):
         method: the name of its blocking form, such as "Allreduce".
         is_nonblocking: whether the function is the non-blocking form; the call then tests its request until it is
             complete.
+        is_large: whether the function takes counts and displacements of 64 bits, as MPI_Allreduce_c does.
         handles: those of the datatype, the reduction and the communicator.
         count: elements of the vector or of each block, or of this rank's block.
         sizes: counts and displacements of blocks of different sizes, a row each; two more rows for the received blocks
-            of an Alltoallv. Empty for equal blocks.
+            of an Alltoallv. Empty for equal blocks. Of 64 bits if the function `is_large`, else of 32 bits.
         own: the block that this rank sends to itself: offsets in input and output, and size; (0, 0, 0) if MPI moves it.
         places: what MPI gets as input and as output: 0 nothing, 1 the input, 2 the output, 3 `in_place`.
         in_place: the address MPI_IN_PLACE.
@@ -563,9 +564,10 @@ class MpiCall(HostCall):
         function: int,
         method: str,
         is_nonblocking: bool,
+        is_large: bool,
         handles: tuple[int, int, int],
         count: int,
-        sizes: NDArray[np.int32],
+        sizes: NDArray[np.int32] | NDArray[np.int64],
         own: tuple[int, int, int],
         root: int,
         places: tuple[int, int],
@@ -582,6 +584,14 @@ class MpiCall(HostCall):
         in_flight: dict[Any, None],
         transfers: dict[Any, None],
     ) -> Self: ...
+    def start(self, source: int, result: int, /) -> int:
+        """Start the non-blocking form on the addresses of an input and an output, and return its request's handle.
+
+        The flight recorder notes nothing.
+
+        Raises:
+            CommunicationError: MPI refuses the call.
+        """
 
 class Messenger:
     """Blocking messages between two ranks of a communicator, on NumPy arrays.
@@ -693,7 +703,7 @@ class MessageRun:
     def abandon(self) -> None:
         """Take the collective from the progress thread."""
 
-    def is_sent(self) -> bool:
+    def is_settled(self) -> bool:
         """Let MPI advance, and return whether MPI no longer reads the memory of messages that were begun to be sent."""
 
 def configure_progress(library: MpiFunctions, cores_per_rank: float, /) -> None:

@@ -418,7 +418,7 @@ static PyObject *MessageRun_abandon(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
-static PyObject *MessageRun_is_sent(PyObject *self, PyObject *unused) {
+static PyObject *MessageRun_is_settled(PyObject *self, PyObject *unused) {
     (void)unused;
     MessageRunObject *run = (MessageRunObject *)self;
     bool sent = is_done(&run->task) && run->outcome == MESSAGES_DONE;
@@ -433,7 +433,7 @@ static PyMethodDef MessageRun_methods[] = {
     {"advance", MessageRun_advance, METH_NOARGS,
      "Advance without blocking, and return whether the run is done; the progress thread advances it from now on."},
     {"abandon", MessageRun_abandon, METH_NOARGS, "Take the run from the progress thread."},
-    {"is_sent", MessageRun_is_sent, METH_NOARGS,
+    {"is_settled", MessageRun_is_settled, METH_NOARGS,
      "Whether MPI no longer reads the memory of the messages that the run has begun to send; lets MPI advance."},
     {NULL, NULL, 0, NULL},
 };

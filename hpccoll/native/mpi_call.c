@@ -3,6 +3,7 @@
 #include "mpi_collectives.h"
 #include "objects.h"
 
+#include <limits.h>
 #include <sched.h>
 
 // What MPI gets as its input or output: nothing, an array of the call, or MPI_IN_PLACE.
@@ -12,7 +13,7 @@ typedef struct {
     HostCallObject base;
     MpiFunctionsObject *library;
     MpiCollective collective;
-    int *sizes;  // the counts and beginnings of blocks of different sizes, else NULL
+    void *sizes;  // the counts and beginnings of blocks of different sizes, else NULL
     Place sent, received;
     // The block that this rank sends to itself: offsets in input and output, and bytes; no bytes if MPI moves it.
     Py_ssize_t own_from, own_to, own_bytes;
@@ -110,6 +111,38 @@ static int call_mpi(MpiCallObject *call, void *sent, void *received, int *error)
     return 0;
 }
 
+// Copies the block that this rank sends to itself, unless MPI moves it.
+static void copy_own_block(const MpiCallObject *call, const char *input, char *output) {
+    if (call->own_bytes) {
+        copy_bytes(output + call->own_to, input + call->own_from, (size_t)call->own_bytes);
+    }
+}
+
+static PyObject *MpiCall_start(PyObject *self, PyObject *args) {
+    MpiCallObject *call = (MpiCallObject *)self;
+    unsigned long long source, result;
+    if (!PyArg_ParseTuple(args, "KK", &source, &result)) {
+        return NULL;
+    }
+    if (!call->collective.is_nonblocking) {
+        PyErr_SetString(PyExc_ValueError, "a blocking function of MPI cannot be started");
+        return NULL;
+    }
+    void *places[PLACES] = {NULL, as_pointer(source), as_pointer(result), as_pointer(call->in_place)};
+    uint64_t request = 0;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    copy_own_block(call, as_pointer(source), as_pointer(result));
+    error = call_collective(&call->library->functions, &call->collective, places[call->sent], places[call->received],
+                            &request);
+    Py_END_ALLOW_THREADS
+    if (error) {
+        raise_mpi_error(call->library, call->entry.name, error);
+        return NULL;
+    }
+    return PyLong_FromUnsignedLongLong(request);
+}
+
 static int run_mpi_call(HostCallObject *base, char *input, char *output) {
     MpiCallObject *call = (MpiCallObject *)base;
     void *places[PLACES] = {NULL, input, output, as_pointer(call->in_place)};
@@ -119,8 +152,8 @@ static int run_mpi_call(HostCallObject *base, char *input, char *output) {
     }
     int error = 0;
     bool failed = call->barrier && compare_calls(call);
-    if (!failed && call->own_bytes) {
-        copy_bytes(output + call->own_to, input + call->own_from, (size_t)call->own_bytes);
+    if (!failed) {
+        copy_own_block(call, input, output);
     }
     failed = failed || call_mpi(call, places[call->sent], places[call->received], &error);
     if (error && !failed) {
@@ -137,8 +170,9 @@ static int keep_sizes(MpiCallObject *call, const Py_buffer *sizes) {
     if (collective->list < GATHERED_COUNTS) {  // no counts for each rank
         return 0;
     }
-    size_t rows = collective->list == EXCHANGED_COUNTS ? 4 : 2, ranks = (size_t)sizes->len / sizeof(int) / rows;
-    if (!ranks || (size_t)sizes->len != rows * ranks * sizeof(int)) {
+    size_t itemsize = collective->is_large ? sizeof(int64_t) : sizeof(int);
+    size_t rows = collective->list == EXCHANGED_COUNTS ? 4 : 2, row = (size_t)sizes->len / rows;
+    if (!row || row * rows != (size_t)sizes->len || row % itemsize) {
         PyErr_SetString(PyExc_ValueError, "sizes must have rows of integers, one for each rank");
         return -1;
     }
@@ -147,15 +181,16 @@ static int keep_sizes(MpiCallObject *call, const Py_buffer *sizes) {
         return -1;
     }
     memcpy(call->sizes, sizes->buf, (size_t)sizes->len);
-    collective->counts = call->sizes;
-    collective->displacements = call->sizes + ranks;
-    collective->received_counts = call->sizes + (rows - 2) * ranks;
-    collective->received_displacements = call->sizes + (rows - 1) * ranks;
+    const char *begin = call->sizes;
+    collective->counts = begin;
+    collective->displacements = begin + row;
+    collective->received_counts = begin + (rows - 2) * row;
+    collective->received_displacements = begin + (rows - 1) * row;
     return 0;
 }
 
 static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"library", "function", "method", "is_nonblocking", "handles", "count", "sizes", "own", "root",
+    static char *names[] = {"library", "function", "method", "is_nonblocking", "is_large", "handles", "count", "sizes", "own", "root",
                             "places", "in_place", "barrier", "fingerprint", "raise_mismatch", "calls", "ring", "name",
                             "description", "oversubscribed", "attend", "in_flight", "transfers", NULL};
     PyObject *library, *barrier, *raises, *calls, *ring, *name, *description, *attend, *in_flight, *transfers;
@@ -163,19 +198,21 @@ static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     const char *method;
     Py_buffer sizes;
     Py_ssize_t own_from, own_to, own_bytes;
-    int is_nonblocking, count, root, sent, received, oversubscribed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Ksp(KKK)iy*(nnn)i(ii)KOKOOOUO!pOO!O!", names, &MpiFunctionsType,
-                                     &library, &function, &method, &is_nonblocking, &datatype, &op, &comm, &count, &sizes,
+    long long count;
+    int is_nonblocking, is_large, root, sent, received, oversubscribed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Kspp(KKK)Ly*(nnn)i(ii)KOKOOOUO!pOO!O!", names, &MpiFunctionsType,
+                                     &library, &function, &method, &is_nonblocking, &is_large, &datatype, &op, &comm, &count, &sizes,
                                      &own_from, &own_to, &own_bytes, &root, &sent, &received, &in_place, &barrier,
                                      &fingerprint, &raises, &calls, &ring, &name, &PyBytes_Type, &description,
                                      &oversubscribed, &attend, &PyDict_Type, &in_flight, &PyDict_Type, &transfers)) {
         return NULL;
     }
     int list = find_argument_list(method);
-    bool fits = function && list >= 0 && count >= 0 && sent >= 0 && sent < PLACES && received >= 0 && received < PLACES;
+    bool fits = function && list >= 0 && count >= 0 && (is_large || count <= INT_MAX);
+    fits = fits && sent >= 0 && sent < PLACES && received >= 0 && received < PLACES;
     fits = fits && own_from >= 0 && own_to >= 0 && own_bytes >= 0 && PyBytes_GET_SIZE(description) == DESCRIPTION_BYTES;
     if (!fits) {
-        PyErr_Format(PyExc_ValueError, "%s of %d elements: wrong method, count, places, block or description", method, count);
+        PyErr_Format(PyExc_ValueError, "%s of %lld elements: wrong method, count, places, block or description", method, count);
     }
     bool is_compared = barrier != Py_None, is_recorded = calls != Py_None;
     fits = fits && (!is_compared || has_type(barrier, &NodeBarrierType, "barrier"));
@@ -190,7 +227,7 @@ static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->base.run = run_mpi_call;
     self->library = (MpiFunctionsObject *)Py_NewRef(library);
     self->collective = (MpiCollective){.function = (AnyFunction *)(uintptr_t)function, .list = (ArgumentList)list,
-                                       .is_nonblocking = is_nonblocking, .datatype = datatype, .op = op, .comm = comm, .count = count,
+                                       .is_nonblocking = is_nonblocking, .is_large = is_large, .datatype = datatype, .op = op, .comm = comm, .count = count,
                                        .root = root};
     self->own_from = own_from;
     self->own_to = own_to;
@@ -218,6 +255,11 @@ static PyObject *MpiCall_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return (PyObject *)self;
 }
 
+static PyMethodDef MpiCall_methods[] = {
+    {"start", MpiCall_start, METH_VARARGS, "Start the collective on two addresses, and return the handle of its request."},
+    {NULL, NULL, 0, NULL},
+};
+
 PyTypeObject MpiCallType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "hpccoll.native.MpiCall",
     .tp_doc = "A collective of the MPI library of one kind; the stub describes the arguments.",
@@ -225,6 +267,7 @@ PyTypeObject MpiCallType = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
     .tp_base = &HostCallType,
     .tp_new = MpiCall_new,
+    .tp_methods = MpiCall_methods,
     .tp_dealloc = MpiCall_dealloc,
     .tp_traverse = MpiCall_traverse,
     .tp_clear = MpiCall_clear,

@@ -24,11 +24,13 @@ typedef struct {
     AnyFunction *function;
     ArgumentList list;
     bool is_nonblocking;  // whether the function returns a request
+    bool is_large;        // whether counts and displacements have 64 bits (MPI_Allreduce_c), else they are `int`
     uint64_t datatype, op, comm;
-    int count, root;  // `count` is that of a block or of the vector, or of this rank's block
+    int64_t count;  // that of a block or of the vector, or of this rank's block
+    int root;
     // Elements and displacement of each rank's block. `received_counts` and `received_displacements` are those of the
     // received blocks of an Alltoallv, whose other two are those of the sent blocks.
-    const int *counts, *displacements, *received_counts, *received_displacements;
+    const void *counts, *displacements, *received_counts, *received_displacements;
 } MpiCollective;
 
 // Returns the list of arguments of a collective, by MPI's name of its blocking form without "MPI_"; -1 if it is unknown.

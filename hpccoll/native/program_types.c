@@ -95,8 +95,12 @@ static PyObject *Reducer_call(PyObject *self, PyObject *args, PyObject *kwargs) 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKK", names, &left, &right, &out, &nbytes)) {
         return NULL;
     }
+    PyThreadState *thread = nbytes >= LEAST_BYTES_WITHOUT_GIL ? PyEval_SaveThread() : NULL;
     int failed = reduce(&((ReducerObject *)self)->reducer, (char *)(uintptr_t)left, (char *)(uintptr_t)right,
                         (char *)(uintptr_t)out, (size_t)nbytes);
+    if (thread) {
+        PyEval_RestoreThread(thread);
+    }
     return failed ? NULL : Py_NewRef(Py_None);
 }
 

@@ -38,7 +38,7 @@ class MpiEngine:
 
         With device buffers, the first call is collective.
         """
-        from hpccoll.runtime.messages.mpi_calls import METHODS, order_arguments
+        from hpccoll.runtime.messages.mpi_calls import METHODS
 
         if operation is Operation.BARRIER:
             return self.comm.Barrier
@@ -53,7 +53,7 @@ class MpiEngine:
             # An in-place MPI_Reduce_scatter leaves the result at the front of the input, not in the rank's own block.
             raise unsupported_error(self.name, "reduce_scatter in place", "use --out-of-place")
         op = self._get_op(buffers.dtype, redop) if operation.reduces else None
-        arguments = order_arguments(operation, sent, received, op, root, buffers.in_place)
+        arguments = self._order_arguments(operation, sent, received, op, root, in_place=buffers.in_place)
         before: list[BoundCall] = []
         if operation is Operation.BROADCAST and buffers.source is not None and not buffers.in_place:
             before.append(module.bind_copy(buffers.result, buffers.source))
@@ -82,6 +82,26 @@ class MpiEngine:
         if operation is Operation.ALL_TO_ALL:
             count //= self.comm.size
         return [None if flat is None else (buffers.module.as_bytes(flat), count, datatype) for flat in both]
+
+    def _order_arguments(
+        self, operation: Operation, source: Any, result: Any, op: MPI.Op | None, root: int, *, in_place: bool
+    ) -> tuple[Any, ...]:
+        """Return the arguments of mpi4py's method in order.
+
+        Args:
+            source, result: the buffer arguments of `_specify`.
+            op, root: are ignored if the operation has none.
+            in_place: whether input and output share memory.
+        """
+        own_place = self._mpi.IN_PLACE
+        if operation is Operation.BROADCAST:
+            return result or source, root
+        if operation is Operation.EXSCAN and result is None:
+            return own_place, source, op  # on rank 0, MPI leaves a buffer in place unchanged
+        if operation is Operation.SCATTER:
+            return source, own_place if in_place else result, root
+        ops, roots = (op,) if operation.reduces else (), (root,) if operation.has_root else ()
+        return own_place if in_place else source, result, *ops, *roots
 
     def _get_op(self, dtype: DType, redop: str) -> MPI.Op:
         """Return the MPI operation, such as MPI.SUM, of the reduction `redop`.

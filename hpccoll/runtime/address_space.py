@@ -1,14 +1,14 @@
-"""Maps the memory ranges in a rank's program (its instructions) to arrays, or to addresses in other processes.
+"""Maps the memory ranges in a rank's program (its instructions) to memory.
 
-A program (a rank's instructions) contains offsets but no addresses, so it serves all arrays of one size. An
-`AddressSpace` maps these offsets to memory: this rank's input, output and scratch, the shared-memory slots of the
-node's ranks, and other ranks' inputs and outputs.
+A program contains offsets but no addresses, so it serves all arrays of one size. For plans in device memory, an
+`AddressSpace` maps these offsets to arrays and addresses: of this rank's input, output and scratch, and of other ranks'
+inputs and outputs. Native programs number their memories instead (instructions.py). If a program works on one segment
+of each chunk, `SegmentOffsets` finds the segment in the users' arrays.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,21 +51,9 @@ class AddressSpace:
         call: the collective; SOURCE is its input and RESULT its output, and all memory has its dtype.
         program: this rank's instructions, and how much they need of the two scratch memories, WORK and LANDING.
         scratch: this rank's scratch, at least as large as WORK and LANDING together.
-        slots: each rank's slot, a buffer in shared memory, by rank; the key of this rank's own slot is OWN.
-        segment: the segment that the program works on; None if the program works on whole chunks.
-        rank: the number of this rank, used only if `segment` is given.
     """
 
-    def __init__(
-        self,
-        call: CollectiveCall,
-        program: Program,
-        scratch: FlatArray,
-        *,
-        slots: Mapping[int, FlatArray] | None = None,
-        segment: ChunkSegment | None = None,
-        rank: int = 0,
-    ) -> None:
+    def __init__(self, call: CollectiveCall, program: Program, scratch: FlatArray) -> None:
         self.module, self.itemsize = call.module, call.dtype.itemsize
         self.reduce_function = call.reduction.function
         none, work = scratch[:0], program.work
@@ -74,48 +62,41 @@ class AddressSpace:
             call.result.flat if call.result else none,
             scratch[:work],
             scratch[work : work + program.landing],
-            slots[OWN] if slots else none,
         )
-        self._slots = slots or {}
-        self._peers: dict[tuple[MemoryKind, int], tuple[FlatArray | None, int]] = {}
-        self._segment, self._plan, self._count, self._rank = segment, program.plan, call.count, rank
-        self._offsets: dict[tuple[MemoryKind, int], tuple[list[int], list[int]]] = {}
+        self._peers: dict[tuple[MemoryKind, int], int] = {}
 
-    def add_peer(self, kind: MemoryKind, rank: int, array: FlatArray | None, address: int) -> None:
-        """Record another rank's input or output, as an array or else as an address in that rank's process."""
-        self._peers[kind, rank] = array, address
+    def add_peer(self, kind: MemoryKind, rank: int, address: int) -> None:
+        """Record the address of another rank's input or output."""
+        self._peers[kind, rank] = address
 
-    def view(self, place: MemoryRange) -> FlatArray | None:
-        """Return a memory range as an array; None if only another process can address the range."""
-        if place.owner == OWN:
-            array = self._own[place.memory]
-        elif place.memory is MemoryKind.SLOT:
-            array = self._slots[place.owner]
-        else:
-            array = self._peers[place.memory, place.owner][0]
-            if array is None:
-                return None
-        start = self.start(place)
-        return array[start : start + place.count]
-
-    def own_view(self, place: MemoryRange) -> FlatArray:
-        """Return a memory range as an array; raise LookupError if only another process can address the range."""
-        view = self.view(place)
-        if view is None:
-            raise LookupError(f"{place} is memory of another process")  # no plan copies between two remote memories
-        return view
+    def view(self, place: MemoryRange) -> FlatArray:
+        """Return a range of this rank's memory as an array."""
+        return self._own[place.memory][place.start : place.stop]
 
     def address(self, place: MemoryRange) -> int:
-        """Return the address of a memory range, valid in the process that owns the memory."""
+        """Return the address of a memory range."""
         if place.owner == OWN:
             base = self.module.get_address(self._own[place.memory])
         else:
-            base = self._peers[place.memory, place.owner][1]
-        return base + self.start(place) * self.itemsize
+            base = self._peers[place.memory, place.owner]
+        return base + place.start * self.itemsize
 
-    def start(self, place: MemoryRange) -> int:
-        """Return a range's offset, translated from packed segment to whole chunks if the memory is a user's array."""
-        if self._segment is None or place.memory not in USER_MEMORY or place.start == place.stop:
+
+class SegmentOffsets:
+    """Finds where ranges of a packed segment begin in the users' arrays, which consist of whole chunks.
+
+    Args:
+        count: elements of the vector or of each block, as in a `CollectiveCall`.
+        rank: the number of this rank.
+    """
+
+    def __init__(self, plan: Plan, count: Count, segment: ChunkSegment, rank: int) -> None:
+        self._plan, self._count, self._segment, self._rank = plan, count, segment, rank
+        self._offsets: dict[tuple[MemoryKind, int], tuple[list[int], list[int]]] = {}
+
+    def find_start(self, place: MemoryRange) -> int:
+        """Return a range's offset in its memory, which is not packed if it is a user's array."""
+        if place.memory not in USER_MEMORY or place.start == place.stop:
             return place.start
         key = place.memory, place.owner
         if key not in self._offsets:
@@ -131,7 +112,6 @@ class AddressSpace:
         the input or output lacks and chunks without an element in the segment.
         """
         plan, segment = self._plan, self._segment
-        assert segment is not None  # noqa: S101
         rank, chunks = np.array([self._rank if owner == OWN else owner]), len(segment.low)
         mask = plan.operation.input_mask if kind is MemoryKind.SOURCE else plan.operation.output_mask
         present = mask(rank, plan.ranks, chunks, plan.root)[0]

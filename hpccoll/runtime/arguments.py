@@ -88,25 +88,46 @@ def _check_arrays(
     operation: Operation, x: Any, out: Any, rank: int, n: int, root: int, counts: BlockCounts | None
 ) -> CheckedArrays:
     """Return the checked arrays of a call; allocate the output if the user passed none."""
-    if counts is not None:
-        return _check_uneven_arrays(operation, x, out, rank, n, root, counts)
+    rows, taken = ((), ()) if counts is None else parse_rows(operation, counts, n)
     if operation is Operation.BARRIER:
         return None, None, None, 0, False
-    if operation is Operation.SCATTER:
-        return _check_scatter(x, out, rank, n, root)
+    if operation is Operation.SCATTER and rank != root:
+        if out is None:
+            raise BufferError(f"scatter: rank {rank} needs out, an array for its block; only the root's x is read")
+        result = as_buffer(out, "out", writable=True)
+        block = _scale_counts(operation, "out", result, rows, rows[rank]) if rows else result.count
+        return None, result, out, block, False
+    if x is None and operation is Operation.SCATTER:
+        raise BufferError(f"scatter: the root, rank {rank}, passed no x; pass an array of one block for each rank")
     if x is None:
         raise BufferError(f"{operation.value}: rank {rank} passed no array; pass x on every rank")
     if not operation.has_blocks:
         return _check_vector(operation, x, out, rank, root)
     source = as_buffer(x, "x", writable=False)
-    if operation in (Operation.ALL_GATHER, Operation.GATHER):
-        if operation is Operation.GATHER and rank != root:
-            return source, None, None, source.count, False
-        new = output_shape(operation, source.shape, n)
-        return _with_result(operation, x, source, out, new, source.count, source.count * n)
-    count = _block_count(operation, source, n)
-    total = source.count if operation is Operation.ALL_TO_ALL else count
-    return _with_result(operation, x, source, out, output_shape(operation, source.shape, n), count, total)
+    gathers = operation in (Operation.ALL_GATHER, Operation.GATHER)
+    count: Count
+    if rows:
+        total, own = sum(rows), rows[rank]
+        count = _scale_counts(operation, "x", source, (*rows, *taken), own if gathers else total)
+        shape = sum(taken) if operation is Operation.ALL_TO_ALL else total if gathers else own, *source.shape[1:]
+    else:
+        count = source.count if gathers else _block_count(operation, source, n)
+        shape = output_shape(operation, source.shape, n)
+    if operation is Operation.GATHER and rank != root:
+        return source, None, None, count, False
+    value = empty_like(x, shape) if out is None else out
+    result = _require_match(operation, as_buffer(value, "out", writable=True), source, math.prod(shape))
+    return source, result, value, count, out is not None
+
+
+def parse_rows(operation: Operation, counts: BlockCounts, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the rows of each rank's block, and those that an all_to_all receives from each rank (else none)."""
+    if not operation.has_blocks:
+        raise UsageError(f"{operation.value} has no blocks per rank; leave out counts")
+    if counts[1] is not None and operation is not Operation.ALL_TO_ALL:
+        raise UsageError(f"{operation.value}: only an all_to_all takes out_counts; pass counts alone")
+    rows = parse_counts(operation, "counts", counts[0], n)
+    return rows, parse_counts(operation, "out_counts", counts[1], n) if operation is Operation.ALL_TO_ALL else ()
 
 
 def output_shape(operation: Operation, shape: tuple[int, ...], n: int) -> tuple[int, ...]:
@@ -135,21 +156,6 @@ def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) 
     return source, result, out, source.count, True
 
 
-def _check_scatter(x: Any, out: Any, rank: int, n: int, root: int) -> CheckedArrays:
-    """Return the checked arrays of a scatter; allocate the root's output if the user passed none."""
-    if rank != root:
-        if out is None:
-            raise BufferError(f"scatter: rank {rank} needs out, an array for its block; only the root's x is read")
-        result = as_buffer(out, "out", writable=True)
-        return None, result, out, result.count, False
-    if x is None:
-        raise BufferError(f"scatter: the root, rank {rank}, passed no x; pass an array of one block for each rank")
-    source = as_buffer(x, "x", writable=False)
-    count = _block_count(Operation.SCATTER, source, n)
-    block = output_shape(Operation.SCATTER, source.shape, n)
-    return _with_result(Operation.SCATTER, x, source, out, block, count, count)
-
-
 def _block_count(operation: Operation, source: Buffer, n: int) -> int:
     """Return the number of elements of one of n blocks; raise BufferError if n does not divide the first dim."""
     if not source.shape or source.shape[0] % n:
@@ -158,44 +164,6 @@ def _block_count(operation: Operation, source: Buffer, n: int) -> int:
             "pass one block per rank, stacked or concatenated along the first dim"
         )
     return source.count // n
-
-
-def _with_result(
-    operation: Operation, x: Any, source: Buffer, out: Any, new: tuple[int, ...], count: Count, total: int
-) -> CheckedArrays:
-    """Return the checked arrays; allocate an output of shape `new` if the user passed no `out`."""
-    given = out is not None
-    value = out if given else empty_like(x, new)
-    result = _require_match(operation, as_buffer(value, "out", writable=True), source, total)
-    return source, result, value, count, given
-
-
-def _check_uneven_arrays(
-    operation: Operation, x: Any, out: Any, rank: int, n: int, root: int, counts: BlockCounts
-) -> CheckedArrays:
-    """Return the checked arrays of a call whose blocks differ in size; allocate the output if the user passed none."""
-    if not operation.has_blocks:
-        raise UsageError(f"{operation.value} has no blocks per rank; leave out counts")
-    if counts[1] is not None and operation is not Operation.ALL_TO_ALL:
-        raise UsageError(f"{operation.value}: only an all_to_all takes out_counts; pass counts alone")
-    rows = parse_counts(operation, "counts", counts[0], n)
-    taken = parse_counts(operation, "out_counts", counts[1], n) if operation is Operation.ALL_TO_ALL else ()
-    total, own = sum(rows), rows[rank]
-    if operation is Operation.SCATTER and rank != root:
-        if out is None:
-            raise BufferError(f"scatter: rank {rank} needs out, an array for its block; only the root's x is read")
-        result = as_buffer(out, "out", writable=True)
-        return None, result, out, _scale_counts(operation, "out", result, rows, own), False
-    if x is None:
-        raise BufferError(f"{operation.value}: rank {rank} passed no array; pass x on every rank")
-    source = as_buffer(x, "x", writable=False)
-    gathers = operation in (Operation.ALL_GATHER, Operation.GATHER)
-    count = _scale_counts(operation, "x", source, (*rows, *taken), own if gathers else total)
-    if operation is Operation.GATHER and rank != root:
-        return source, None, None, count, False
-    new = sum(taken) if operation is Operation.ALL_TO_ALL else total if gathers else own
-    shape = (new, *source.shape[1:])
-    return _with_result(operation, x, source, out, shape, count, math.prod(shape))
 
 
 def parse_counts(operation: Operation, name: str, counts: Any, n: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
@@ -21,12 +21,12 @@ from typing import Any, Final, TypeAlias
 from hpccoll.errors import UsageError
 from hpccoll.native import CallTable, HostCall
 from hpccoll.plan import Operation
-from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape
+from hpccoll.runtime.arguments import BlockCounts, empty_like, output_shape, parse_rows
 from hpccoll.runtime.arrays import is_torch_tensor
 from hpccoll.runtime.collective_call import CollectiveCall, describe_call
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.forks import abandon_at_fork
-from hpccoll.runtime.library_call import LibraryCall
+from hpccoll.runtime.messages.library_call import LibraryCall
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plain_arrays import get_address, is_plain
@@ -45,7 +45,16 @@ _MOST_SIMILAR: Final = 512  # most library calls that are kept for other sizes, 
 class Arrays:
     """The array sizes that all calls of one kind share, and whether the result is `out`, the input or a new array.
 
-    `new_rows` is the first dim of a new output if blocks differ in size, else -1; `rows` is that of the input.
+    Attributes:
+        ranks: number of ranks.
+        itemsize: bytes per element.
+        in_given: whether the result is in `out`, which the user passes.
+        has_new: whether the result is in a new array.
+        returns_none: whether the user gets None.
+        nbytes, result_nbytes: bytes of the input (or of the output on a rank without input), and of the result.
+        divisor: a number that divides the first dim of the input; 1 if it may be any.
+        rows: the first dim of the input if blocks differ in size, else -1.
+        new_rows: the first dim of a new output if blocks differ in size, else -1.
     """
 
     operation: Operation
@@ -134,7 +143,7 @@ class CallCache:
 
     def __init__(
         self,
-        tables: tuple[CallTable, CallTable],
+        tables: Iterable[CallTable],
         library: MpiCollectives,
         ranks: int,
         rank: int,
@@ -197,13 +206,21 @@ class CallCache:
                 table.accept_tensors(torch.Tensor, torch.strided)
         selection, arrays = self._select(call, asynchronous=asynchronous), Arrays.of(call, out, self._ranks)
         if selection.algorithm is None:
-            library = LibraryCall(call, self._ranks, self._rank, self._library, asynchronous=asynchronous)
+            in_place = call.source is call.result
+            library = LibraryCall(self._library, call, in_place=in_place, asynchronous=asynchronous)
             if self._add_library(library, arrays, request, asynchronous=asynchronous) and not _is_shared(x, out):
                 self._keep(request, asynchronous, library, arrays)
-        elif asynchronous:
-            self._add_start(call, selection, arrays, request)
-        else:
-            self._add_plan(call, selection, arrays, request)
+            return
+        is_shared = selection.algorithm.uses_shared_memory
+        executable = self._make_executable(call, selection) if is_shared or not asynchronous else None
+        native = None if executable is None else executable.get_native()
+        if executable is not None and native is not None and asynchronous:
+            description = describe_call(self._library.state, call, selection.algorithm, asynchronous=True)
+            start = PlanStart(operation.value, description, executable.make_start())
+            arrays.add_to(self.asynchronous, request, start)
+        elif native is not None:
+            runs = native if isinstance(native, HostCall) else partial(_run_on_arrays, native)
+            arrays.add_to(self.blocking, request, runs, needs_idle=is_shared)
 
     def add_similar(self, request: Request, *, asynchronous: bool = False) -> bool:
         """Add a library call for new sizes or counts, made from a similar known call; return False if none is known."""
@@ -216,7 +233,7 @@ class CallCache:
             return False
         if similar is None:
             return False
-        resized = _resize(*similar, x, counts)
+        resized = _resize(*similar, x, counts, self._rank)
         return resized is not None and self._add_library(*resized, request, asynchronous=asynchronous)
 
     def keep(self, executable: Executable) -> None:
@@ -246,28 +263,7 @@ class CallCache:
         """Add a call of the MPI library to a table; return False if the arrays are not plain."""
         if asynchronous:
             return arrays.add_to(self.asynchronous, request, library)
-        call = library.make_call()
-        return call is not None and arrays.add_to(self.blocking, request, call)
-
-    def _add_plan(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
-        """Add a plan to the table of blocking calls."""
-        executable = self._make_executable(call, selection)
-        native = executable and executable.get_native()
-        if native is None:
-            return
-        is_shared = selection.algorithm is not None and selection.algorithm.uses_shared_memory
-        runs = native if isinstance(native, HostCall) else partial(_run_on_arrays, native)
-        arrays.add_to(self.blocking, request, runs, needs_idle=is_shared)
-
-    def _add_start(self, call: CollectiveCall, selection: Selection, arrays: Arrays, request: Request) -> None:
-        """Add a plan that uses shared memory to the table of asynchronous calls."""
-        algorithm = selection.algorithm
-        executable = self._make_executable(call, selection) if algorithm and algorithm.uses_shared_memory else None
-        if executable is None or executable.get_native() is None:
-            return
-        description = describe_call(self._library.state, call, algorithm, asynchronous=True)
-        start = PlanStart(call.operation.value, description, executable.make_start())
-        arrays.add_to(self.asynchronous, request, start)
+        return arrays.add_to(self.blocking, request, library.make_call())
 
     def _keep(self, request: Request, asynchronous: bool, library: LibraryCall, arrays: Arrays) -> None:
         """Keep a library call as the template of calls with other sizes or counts."""
@@ -291,20 +287,27 @@ class CallCache:
 
 
 def _resize(
-    library: LibraryCall, arrays: Arrays, x: Any, counts: BlockCounts | None
+    library: LibraryCall, arrays: Arrays, x: Any, counts: BlockCounts | None, rank: int
 ) -> tuple[LibraryCall, Arrays] | None:
-    """Return a library call and its arrays for the size of `x` and other counts; None if counts are invalid or 0."""
+    """Return a library call and its arrays for the size of `x` and other counts; None if counts are invalid or 0.
+
+    On a rank without input, `x` is the output.
+    """
     if counts is None:
         nbytes, result_nbytes = x.nbytes, arrays.result_nbytes * x.nbytes // arrays.nbytes
         count = nbytes // (arrays.itemsize * arrays.divisor)
         return (library.resize(count), replace(arrays, nbytes=nbytes, result_nbytes=result_nbytes)) if count else None
-    resized = library.resize_blocks(tuple(x.shape), counts)
-    if resized is None:
+    try:
+        rows, taken = parse_rows(arrays.operation, counts, arrays.ranks)
+    except UsageError:
         return None
-    other, rows = resized
-    row_bytes = math.prod(x.shape[1:]) * arrays.itemsize
-    result_nbytes = rows * row_bytes if arrays.in_given or arrays.has_new else 0
-    return other, replace(arrays, nbytes=x.nbytes, result_nbytes=result_nbytes, rows=x.shape[0], new_rows=rows)
+    total, own, gathers, row = sum(rows), rows[rank], arrays.operation in _GATHERS, math.prod(x.shape[1:])
+    if x.shape[0] != (own if gathers or not library.has_source else total):
+        return None
+    new = sum(taken) if taken else total if gathers else own
+    result_nbytes = new * row * arrays.itemsize if arrays.in_given or arrays.has_new else 0
+    sizes = {"nbytes": x.nbytes, "result_nbytes": result_nbytes, "rows": x.shape[0], "new_rows": new}
+    return library.resize(tuple(count * row for count in (*rows, *taken))), replace(arrays, **sizes)
 
 
 def _run_on_arrays(run: Callable[[int, int], None], x: Any, result: Any) -> None:

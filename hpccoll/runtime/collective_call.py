@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,12 +81,6 @@ def bind_epilogue(call: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
     if not call.reduction.divides or call.result is None:
         return ()
     return (call.module.bind_divide(call.result.flat, ranks),)
-
-
-def call_in_order(functions: Sequence[BoundCall]) -> None:
-    """Call functions in order."""
-    for function in functions:
-        function()
 
 
 def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:

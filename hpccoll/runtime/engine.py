@@ -28,21 +28,19 @@ from hpccoll.errors import ReductionError, UsageError
 from hpccoll.native import CallTable
 from hpccoll.plan import Count
 from hpccoll.runtime.arrays import ArrayModule, ScratchPool
-from hpccoll.runtime.call_cache import CallCache, PlanStart, Request
+from hpccoll.runtime.call_cache import CallCache, Request
 from hpccoll.runtime.call_selector import CallSelector
 from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, describe_call
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.job import RankLayout, detect_layout, get_mpi_library, list_world_ranks
-from hpccoll.runtime.library_call import LibraryCall
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
-from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.plan_executable import BLOCKING_TAG, Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
-from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.started_operations import StartedOperations
 from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
 from hpccoll.selection import Selection, Selector
@@ -56,7 +54,6 @@ if TYPE_CHECKING:
     from hpccoll.runtime.messages.executable import MessageExecutable
     from hpccoll.runtime.messages.native_executable import NativeMessageExecutable
 
-BLOCKING_TAG: Final = 1  # blocking operations end one before the next begins, so they share a tag
 FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
 PROGRAMS: Final = 256
@@ -109,7 +106,9 @@ class Engine:
         self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, selector, mixed_forms)
         self.call_selector.log = make_selection_log(comm.rank, comm.size)
         self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind
-        self.cache = self._make_cache()
+        shared = shared_buffers(), self.node.symmetric
+        tables = (CallTable(np.ndarray, self.progress.operations, *shared) for _ in range(2))
+        self.cache = CallCache(tables, self.library, self.size, self.rank, self.select, self._make_cacheable)
         self._on_device: OrderedDict[Hashable, PlanExecutable] = OrderedDict()
         self.get_owner: Callable[[], object] = lambda: None  # operations in flight keep the communicator alive
         self._mixed_forms = mixed_forms
@@ -119,14 +118,6 @@ class Engine:
         self._with_tag: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
         self._started = StartedOperations(self.progress, self.state, self.node.retract)
         self.state.on_interruption, self.state.settle = self._started.fail, self._started.settle
-
-    def _make_cache(self) -> CallCache:
-        """Return a new, empty call cache for this communicator."""
-        blocking, asynchronous = (
-            CallTable(np.ndarray, self.progress.operations, shared_buffers(), self.node.symmetric) for _ in range(2)
-        )
-        others = self.library, self.size, self.rank, self.select, self._make_cacheable
-        return CallCache((blocking, asynchronous), *others)
 
     def run(self, call: CollectiveCall) -> None:
         """Run a collective and wait for its end."""
@@ -147,7 +138,7 @@ class Engine:
         elif call.module.on_device and algorithm.uses_shared_memory and call.reduction.factor is None:
             self._find_on_device(call, selection)()
         else:
-            self._make_executable(call, selection).run_once()
+            self._make_executable(call, selection).run()
 
     def _find_on_device(self, call: CollectiveCall, selection: Selection) -> PlanExecutable:
         """Return the executable of a plan in device memory; a new one if none is cached for these buffers."""
@@ -187,26 +178,17 @@ class Engine:
             self._make_executable(call, selection, ScratchPool())()
             return None
         description = describe_call(self.state, call, algorithm, asynchronous=True)
-        record = self.state.start(call.operation.value, description)
-        try:
-            operation = self.library.start(call) if algorithm is None else self._start_plan(call, selection)
-        except BaseException as error:
-            record.end(failed=True)
-            self.state.take_exception(record.name, error)
-            raise
-        if algorithm is None:
-            self.progress.add_transfer(operation)
-        self._track(operation, record)
-        if algorithm is not None:
-            self.progress.add(operation)
-            self.progress.advance()
-        return operation
+        begin = partial(self.library.start, call) if algorithm is None else partial(self._start_plan, call, selection)
+        return self.launch(call.operation.value, description, begin)
 
-    def start_cached(self, cached: LibraryCall | PlanStart, x: Any, result: Any) -> InFlight:
-        """Begin an asynchronous call that the call cache has found, and return the operation in flight."""
-        record = self.state.start(cached.name, cached.description)
+    def launch(self, name: str, description: bytes, begin: Callable[[], InFlight]) -> InFlight:
+        """Begin an asynchronous collective by calling `begin`, which returns the operation in flight; return it, too.
+
+        `name` and `description` are what the flight recorder notes.
+        """
+        record = self.state.start(name, description)
         try:
-            operation = cached.start(x, result)
+            operation = begin()
         except BaseException as error:
             record.end(failed=True)
             self.state.take_exception(record.name, error)
@@ -214,19 +196,15 @@ class Engine:
         is_transfer = type(operation) is MpiTransfer  # isinstance takes longer for a class with abstract methods
         if is_transfer:
             self.progress.add_transfer(operation)
-        self._track(operation, record)
-        if not is_transfer:
-            self.progress.add(operation)
-            self.progress.advance()
-        return operation
-
-    def _track(self, operation: InFlight, record: WaitReason) -> None:
-        """Record the start of an operation, which keeps the communicator alive until its end."""
-        operation.awaited, operation.owner = record, self.get_owner()
+        operation.awaited, operation.owner = record, self.get_owner()  # keeps the communicator alive until its end
         operation.mark_started()
         self._started.add(operation)
         if self.state.interruption is not None:  # a notice has arrived since the call began
             self._started.fail(partial(self.state.interruption.make_error, self.rank))
+        if not is_transfer:
+            self.progress.add(operation)
+            self.progress.advance()
+        return operation
 
     def _start_plan(self, call: CollectiveCall, selection: Selection) -> InFlight:
         """Begin a plan: of messages, of loads and stores on one node, or a two-level plan as a pipeline of segments."""
@@ -258,12 +236,6 @@ class Engine:
     def prepare(self, call: CollectiveCall) -> Executable:
         """Return an executable that can run many times until it or the engine is freed; run nothing. Collective."""
         selection = self.select(call, prepared=True)
-        executable = self.bind(call, selection)
-        self.cache.keep(executable)
-        return executable
-
-    def bind(self, call: CollectiveCall, selection: Selection) -> Executable:
-        """Return an executable that can run many times; run nothing."""
         executable: Executable
         if selection.algorithm is None:
             executable = self.library.bind(call)
@@ -271,6 +243,7 @@ class Engine:
             executable = self._make_executable(call, selection)
             executable.bind()
         self.node.symmetric.free_with(executable, call.source, call.result)
+        self.cache.keep(executable)
         return executable
 
     def uses_pinned_memory(self, module: ArrayModule) -> bool:
@@ -294,15 +267,6 @@ class Engine:
         self.node.free()
         self.state.close()
 
-    def _is_two_level(self, algorithm: Algorithm) -> bool:
-        """Whether there are several nodes, and the algorithm uses messages between nodes and shared memory in them."""
-        return algorithm.is_two_level and len(self.nodes) > 1
-
-    def _require_shared_memory(self, algorithm: Algorithm) -> None:
-        """Raise UnavailableError or UsageError unless the ranks can run this algorithm, which uses shared memory."""
-        if not self._is_two_level(algorithm):
-            self.node.require(algorithm.full_name)
-
     def _make_executable(
         self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
     ) -> PlanExecutable:
@@ -320,11 +284,11 @@ class Engine:
             raise UsageError(f"{call.operation.value} by the MPI library has no plan")
         if not algorithm.uses_shared_memory:
             return self._make_message_executable(call, selection, scratch)
-        self._require_shared_memory(algorithm)
-        if self._is_two_level(algorithm):
+        if algorithm.is_two_level and len(self.nodes) > 1:
             from hpccoll.runtime.two_level.executable import PipelineExecutable
 
             return PipelineExecutable(context, call, selection)
+        self.node.require(algorithm.full_name)
         if call.module.on_device:
             if call.reduction.combine is not None:
                 raise ReductionError(

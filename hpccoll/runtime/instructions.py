@@ -9,19 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hpccoll.runtime.lowering import Copy, Instruction, MemoryRange, NodeFence, Receive, Reduce, Send, Wait
+from hpccoll.runtime.lowering import (
+    OWN,
+    Copy,
+    Instruction,
+    MemoryKind,
+    MemoryRange,
+    NodeFence,
+    Receive,
+    Reduce,
+    Send,
+    Wait,
+)
 
 COPY, REDUCE, DIVIDE, CLAIM, TILE, FENCE = range(6)  # the codes of native/interpreter.h
 _RECEIVE, _SEND, _WAIT, _ROUND = range(6, 10)
 SOURCE, RESULT, SCRATCH, FIRST_SHARED = range(4)  # the numbers of memories; those of the node's ranks follow
+_NUMBERS: Final = (SOURCE, RESULT, SCRATCH, SCRATCH)  # of this rank's memories, in the order of MemoryKind
 TILE_BYTES: Final = 128 * 2**10  # fits the second-level cache with its operands
 LEAST_CLAIM_BYTES: Final = 4 * 2**10  # of a range whose cache lines are claimed; shorter ones gain nothing
 Row: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 Locate: TypeAlias = Callable[[MemoryRange], tuple[int, int]]  # the number of a memory, and the offset in bytes
-FENCE_ROW: Final[Row] = (FENCE, 0, 0, 0, 0, 0, 0, 0)
 
 
 def make_rows(
@@ -53,7 +61,7 @@ def make_rows(
             case Wait(start):
                 rows.append((_WAIT, 0, 0, 0, requests[start], 0, 0, 0))
             case NodeFence():
-                rows.append(FENCE_ROW)
+                rows.append((FENCE, 0, 0, 0, 0, 0, 0, 0))
             case Reduce() | Copy():
                 local.append(step)
     rows += _take_groups(local, locate, itemsize)
@@ -64,12 +72,16 @@ def make_rows(
 
 def _take_groups(local: list[Reduce | Copy], locate: Locate, itemsize: int) -> list[Row]:
     """Return the rows of the local instructions in `local`, and empty this list."""
-    rows = [row for group in split_groups(local) for row in make_group(group, locate, itemsize)]
+    rows: list[Row] = []
+    for group in _split_groups(local):
+        if len(group) > 1:
+            rows.append((TILE, 0, 0, 0, 0, 0, 0, len(group)))
+        rows += [_make_row(instruction, locate, itemsize) for instruction in group]
     local.clear()
     return rows
 
 
-def split_groups(instructions: Sequence[Reduce | Copy]) -> list[list[Reduce | Copy]]:
+def _split_groups(instructions: Sequence[Reduce | Copy]) -> list[list[Reduce | Copy]]:
     """Return consecutive instructions as groups, each of which can run tile by tile."""
     groups: list[list[Reduce | Copy]] = []
     for instruction in instructions:
@@ -78,12 +90,6 @@ def split_groups(instructions: Sequence[Reduce | Copy]) -> list[list[Reduce | Co
         else:
             groups.append([instruction])
     return groups
-
-
-def make_group(group: Sequence[Reduce | Copy], locate: Locate, itemsize: int) -> list[Row]:
-    """Return the rows of a group of instructions, which are on equally long ranges."""
-    rows = [_make_row(instruction, locate, itemsize) for instruction in group]
-    return rows if len(rows) < 2 else [(TILE, 0, 0, 0, 0, 0, 0, len(rows)), *rows]
 
 
 def claim_reads(rows: Sequence[Row]) -> list[Row]:
@@ -118,9 +124,28 @@ def divide_row(nbytes: int) -> Row:
     return DIVIDE, RESULT, 0, 0, 0, RESULT, 0, nbytes
 
 
-def as_words(rows: Sequence[Row]) -> NDArray[np.int64]:
-    """Return the rows as an array, shape (rows, 8)."""
-    return np.array(rows, np.int64).reshape(-1, 8)
+def make_locate(
+    work: int,
+    itemsize: int,
+    find_shared: Callable[[MemoryRange], int] | None = None,
+    find_start: Callable[[MemoryRange], int] | None = None,
+) -> Locate:
+    """Return the function that finds ranges of a program in the memories of a native program.
+
+    Args:
+        work: elements of WORK, which LANDING follows in SCRATCH.
+        find_shared: returns the number of the memory of a range in a slot, or in another rank's memory.
+        find_start: returns the offset of a range in elements; None if it is the range's own (`MemoryRange.start`).
+    """
+
+    def locate(place: MemoryRange) -> tuple[int, int]:
+        """Return the number of the memory that contains a range, and the offset there in bytes."""
+        start = place.start if find_start is None else find_start(place)
+        if find_shared is not None and (place.owner != OWN or place.memory is MemoryKind.SLOT):
+            return find_shared(place), start * itemsize
+        return _NUMBERS[place.memory], (start + work * (place.memory is MemoryKind.LANDING)) * itemsize
+
+    return locate
 
 
 def _make_row(instruction: Reduce | Copy, locate: Locate, itemsize: int) -> Row:

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.runtime.arrays import FlatArray
-
 
 def is_plain(x: Any) -> bool:
     """Whether an object is a plain array; answered without importing torch."""
@@ -33,8 +31,3 @@ def get_address(x: Any) -> int:
 def as_mpi_buffer(x: Any) -> Any:
     """Return a plain array's memory as an object that mpi4py accepts."""
     return x if type(x) is np.ndarray else MPI.buffer.fromaddress(x.data_ptr(), x.nbytes)
-
-
-def flatten(x: Any, dtype: np.dtype[Any]) -> FlatArray:
-    """Return a plain array as a flat NumPy array that shares its memory; `dtype` is its element type in NumPy."""
-    return x.reshape(-1) if type(x) is np.ndarray else np.frombuffer(as_mpi_buffer(x), np.uint8).view(dtype)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hpccoll.native import EntryRing
-from hpccoll.runtime.arrays import BoundCall, FlatArray, ScratchPool
+from hpccoll.runtime.arrays import FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import (
     CollectiveCall,
     bind_epilogue,
@@ -16,7 +16,7 @@ from hpccoll.runtime.collective_call import (
     describe_call,
     without_arrays,
 )
-from hpccoll.runtime.executable import raise_freed
+from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hpccoll.runtime.lowering import Program
 
 
+BLOCKING_TAG: Final = 1  # the MPI tag of blocking plans of messages, of which each ends before the next begins
 NATIVE_CALLS: Final = 256  # most native calls that are kept
 Native = TypeVar("Native")
 
@@ -120,24 +121,21 @@ class PlanKind:
         return state, state.recorder.take_entry, self.call.operation.value, self.describe()
 
 
-class PlanExecutable(ABC):
+class PlanExecutable(Executable):
     """The base class of executables that run plans; if `scratch` is None, scratch memory is the communicator's."""
 
-    __slots__ = (
-        "__weakref__", "_after", "_algorithm", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state",
-        "live",
-    )  # fmt: skip
+    __slots__ = ("_after", "_algorithm", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state")
 
     def __init__(
         self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None
     ) -> None:
-        self._context, self._algorithm = context, selection.algorithm
+        super().__init__()
+        self._context, self._algorithm, self._state = context, selection.algorithm, context.state
         self._scratch = scratch or context.scratch
         self._call, self._before, in_place = bind_prologue(call, context.comm.rank)
         self._after = bind_epilogue(call, context.comm.size)
         self._kind = PlanKind(context, selection.algorithm, selection.chunks, without_arrays(self._call), in_place)
-        self.live, self._state = True, context.state
-        self._begin = context.state.bind(call.operation.value, self._kind.describe())
+        self._begin = partial(context.state.begin, call.operation.value, self._kind.describe())
 
     @property
     def algorithm(self) -> Algorithm | None:
@@ -148,11 +146,6 @@ class PlanExecutable(ABC):
     def plan(self) -> Plan:
         """The plan that this executable runs."""
         return self._lower().plan
-
-    @property
-    def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of a run, to time one by one; empty if nothing is bound."""
-        return ()
 
     def _lower(self) -> Program:
         """Return this rank's program (its instructions)."""
@@ -166,31 +159,11 @@ class PlanExecutable(ABC):
         """Return the arguments that must be equal on all ranks of a node."""
         return self._kind.get_compared_arguments()
 
-    def bind(self) -> None:  # noqa: B027 - most executables need nothing
+    def bind(self) -> None:
         """Prepare for many runs; only messages in device memory need it."""
-
-    @abstractmethod
-    def run(self) -> None:
-        """Run the collective once, and block until this rank's part of it is complete."""
-
-    def __call__(self) -> None:
-        """Run the collective once."""
-        self.run()
-
-    def run_once(self) -> None:
-        """Run once without binding anything for later runs."""
-        self.run()
 
     def free(self) -> None:
         """Release memory and bound functions; a later run raises UsageError."""
-        self.live, self._before, self._after = False, (), ()
+        super().free()
+        self._before, self._after = (), ()
         self._call = without_arrays(self._call)
-
-    def abandon(self) -> None:
-        """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
-        self.live = False
-
-    def _require_live(self) -> None:
-        """Raise UsageError if the executable was freed."""
-        if not self.live:
-            raise_freed()

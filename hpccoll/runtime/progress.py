@@ -16,8 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Final, TypeVar
-from weakref import WeakSet
+from typing import Final, TypeVar
 
 from mpi4py import MPI
 
@@ -135,7 +134,7 @@ class Progress:
     """
 
     __slots__ = (
-        "_checked", "_interrupted", "_is_advancing", "_is_ending", "_left_in_mpi", "_listeners",
+        "_checked", "_interrupted", "_is_advancing", "_is_ending", "_left_in_mpi",
         "cores_per_rank", "deadline", "garbage", "hand_over", "operations", "poll_mpi", "transfers",
     )  # fmt: skip
 
@@ -150,7 +149,6 @@ class Progress:
         self._is_ending = False
         self._left_in_mpi: threading.Thread | None = None  # the thread of `call` after an exception
         self.cores_per_rank = math.inf
-        self._listeners: WeakSet[Any] | None = WeakSet()
 
     def __bool__(self) -> bool:
         return bool(self.operations)
@@ -168,10 +166,6 @@ class Progress:
     def add(self, operation: InFlight) -> None:
         """Add a plan in flight, which all waits then advance until it is done."""
         self.operations[operation] = None
-        if self._listeners is not None:
-            listeners, self._listeners = list(self._listeners), None
-            for listener in listeners:
-                listener.expect_plans_in_flight()
 
     def add_transfer(self, transfer: InFlight) -> None:
         """Add requests in flight that MPI advances by itself."""
@@ -185,15 +179,10 @@ class Progress:
         if not self.transfers:
             set_polling(False)
 
-    def notify(self, listener: Any) -> None:
-        """Call `listener.expect_plans_in_flight()` when the process adds its first plan, or now if it has added one.
-
-        The listener is referenced weakly.
-        """
-        if self._listeners is None:
-            listener.expect_plans_in_flight()
-        else:
-            self._listeners.add(listener)
+    def list_transfers(self, state: CallRecorder) -> list[InFlight]:
+        """Return the transfers in flight on the communicator whose calls `state` records."""
+        self.hand_over()
+        return [each for each in list(self.transfers) if each.awaited is not None and each.awaited.state is state]
 
     def advance(self) -> bool:
         """Advance every in-flight plan as far as possible without blocking, and let MPI move its messages.

@@ -65,12 +65,7 @@ class StartedOperations:
         if isinstance(self._state.interruption, LostRanks):
             self._retract()
             return
-        self._progress.hand_over()
-        sends = [
-            transfer
-            for transfer in list(self._progress.transfers)
-            if transfer.awaited is not None and transfer.awaited.state is self._state
-        ]
-        waiting = [operation for operation in (*self._failed, *sends) if operation not in self._settled]
+        operations = *self._failed, *self._progress.list_transfers(self._state)
+        waiting = [operation for operation in operations if operation not in self._settled]
         settle([operation.is_settled for operation in waiting])
         self._settled.update(waiting)

@@ -183,7 +183,7 @@ class MpiTransfer(InFlight):
         """Cancel the other segments of a receive, and keep the first error; raise the error of another operation."""
         receives = self._status is not None
         if isinstance(error, MPI.Exception):
-            error = explain_failed_message(self._description, error, receives=receives)
+            error = explain_mpi_error(error, self._description, receives=receives)
         if not receives:
             raise error
         self._failure = self._failure or error
@@ -199,27 +199,19 @@ def explain_wrong_size(description: str, received: int, expected: int) -> Commun
     )
 
 
-def explain_failed_message(description: str, error: MPI.Exception, *, receives: bool) -> CommunicationError:
-    """Return the error of a message, or of a collective of the MPI library, that MPI refused."""
+def explain_mpi_error(error: MPI.Exception, description: str, *, receives: bool = False) -> CommunicationError:
+    """Return the error of a collective or message that MPI refused, mostly because sizes differ across ranks.
+
+    Args:
+        description: names the collective or message.
+        receives: whether it is a receive, which MPI refuses if the message is longer than the array.
+    """
     remedy = f"do the sizes agree on all ranks? {DEBUG_HINT}"
     if receives:
         remedy = "pass an array as large as the one that is sent"
     reason = CommunicationError(f"{description} failed: {name_mpi_error(error)}; {remedy}")
     reason.__cause__ = error
     return reason
-
-
-def explain_mpi_error(error: MPI.Exception, description: str) -> CommunicationError:
-    """Return the error of a collective whose messages MPI refused, mostly because their sizes differ across ranks."""
-    return CommunicationError(
-        f"{description} failed: {name_mpi_error(error)}; do the sizes agree on all ranks? {DEBUG_HINT}"
-    )
-
-
-def raise_explained(operation: str, error: BaseException) -> None:
-    """Raise CommunicationError for an error of MPI in an operation; return for other exceptions."""
-    if isinstance(error, MPI.Exception):
-        raise explain_mpi_error(error, operation) from None
 
 
 def name_mpi_error(error: MPI.Exception) -> str:

@@ -171,13 +171,10 @@ import numpy as np
 import hpccoll
 from hpccoll.errors import CommunicationError
 from hpccoll.runtime.failure_detection import endings
-from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.messages.library_call import LibraryCall
 
 def handle(*_):
     raise TimeoutError
-
-def raise_after(start):
-    return lambda: (start(), handle())  # as a signal handler that runs when MPI has returned
 
 class StartedThread(threading.Thread):
     def start(self):
@@ -201,8 +198,8 @@ comm.barrier()
 if comm.rank == 1:
     signal.signal(signal.SIGALRM, handle)
     if CALL == "lost request":
-        bind = MpiCollectives._bind_non_blocking
-        MpiCollectives._bind_non_blocking = lambda self, call: raise_after(bind(self, call))
+        start = LibraryCall.start_at
+        LibraryCall.start_at = lambda self, *arguments: (start(self, *arguments), handle())  # when MPI has returned
     elif CALL == "thread":
         other.all_reduce(np.ones(3), algorithm="ring", async_op=True)
         threading.Thread = StartedThread

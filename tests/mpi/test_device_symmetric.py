@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 import hpccoll
 from hpccoll.algorithms import list_algorithms
 from hpccoll.errors import MismatchError, UnavailableError, UsageError
+from hpccoll.native import NodeBarrier
 from hpccoll.plan import Operation
 from hpccoll.runtime import arguments
 from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.device import SharedDeviceMemory, StreamFences, device_empty
 from hpccoll.runtime.cuda.ipc import SLOTS, IpcCloseCounters, free_ready
-from hpccoll.runtime.node_memory.node_barrier import make_barrier
 from hpccoll.runtime.progress import Progress
 from tests.mpi import calls
 from tests.mpi.calls import Call, check
@@ -438,7 +438,9 @@ def test_buffers_that_share_a_counter_are_closed_together():
 
 
 def test_the_parity_alternates_with_every_host_barrier():
-    barrier = make_barrier(np.zeros((1, 8), np.uint64), 0, False, Progress())
+    progress = Progress()
+    waits = progress.attend, progress.operations, progress.transfers
+    barrier = NodeBarrier(np.zeros((1, 8), np.uint64), 0, False, *waits)
     seen = []
     for _ in range(4):
         seen.append(barrier.parity)

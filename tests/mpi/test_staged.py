@@ -36,8 +36,8 @@ from hpccoll.runtime.lowering import message_lowering
 from hpccoll.runtime.messages import executable
 from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.messages.executable import MessageExecutable, message_calls
-from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
-from hpccoll.runtime.messages.native_executable import NativeMessageRun
+from hpccoll.runtime.messages.library_call import LibraryCall
+from hpccoll.runtime.queued_run import NativeRun
 
 FLOAT = DTYPES["float32"]
 JUNK, SPOILT = np.float32(-777), 0xDD
@@ -297,7 +297,13 @@ def test_asynchronous_calls_run_plans_in_device_memory(space, stream):
 def test_the_library_blocks_in_device_memory_beside_plans_in_flight(space, stream, monkeypatch):
     """The user's thread queues work on the user's stream; only MPI's call runs in another thread."""
     eng, x, y = Engine(space, lambda: True), stream.empty(1000, FLOAT), stream.empty(7, FLOAT)
-    monkeypatch.setattr(MpiCollectives, "_complete", lambda *_: pytest.fail("the non-blocking form ran"))
+    get_native = LibraryCall.get_native
+
+    def get_blocking(self, *, is_nonblocking, is_recorded=True):
+        assert not is_nonblocking
+        return get_native(self, is_nonblocking=False, is_recorded=is_recorded)
+
+    monkeypatch.setattr(LibraryCall, "get_native", get_blocking)
     threads = set()
     queue = Stream.later
 
@@ -473,4 +479,4 @@ def test_host_memory_is_neither_staged_nor_synchronised(comm, monkeypatch):
             hpc.all_reduce(x)
         assert not hpc.stages(NumPyModule())
         barrier = check_call(Operation.BARRIER, None, None, hpc.rank, hpc.size, algorithm="dissemination")
-        assert isinstance(hpc._engine.start(barrier), NativeMessageRun)
+        assert isinstance(hpc._engine.start(barrier), NativeRun)

@@ -56,7 +56,7 @@ def make_recorder(directory: Path) -> Path:
     calls.open(1, 0, 4, (0, 1, 2, 3), "world")
     calls.open(2, 0, 2, (0, 2), "half")
     for _ in range(20):
-        calls.end(calls.bind("all_reduce", calls.describe("all_reduce", count=5, dtype="float32"))())
+        calls.end(calls.begin("all_reduce", calls.describe("all_reduce", count=5, dtype="float32")))
     path = directory / "recorder"
     shutil.copy(str(recorder.path), path)
     return path

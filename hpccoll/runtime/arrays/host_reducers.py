@@ -6,7 +6,7 @@ results have NumPy's bits, which are those of `replay`.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,21 @@ _HALF_TYPES = {"float16": 0, "bfloat16": 1}  # the numbers of `HalfType` and `Fu
 _HALF_FUNCTIONS = {"add": 0, "multiply": 1, "minimum": 2, "maximum": 3, "divide": 4}
 
 
-def make_reducer(function: str | Combine, dtype: DType) -> Reducer:
-    """Return the reducer for a reduction's function: NumPy's name, or the user's own function."""
-    if isinstance(function, str):
-        return _make_named(function, dtype, None)
-    return Reducer(_bind_addresses(function, dtype), dtype.itemsize, -1, -1)
+def make_reducer(function: str | Combine, dtype: DType, number: Any = None) -> Reducer:
+    """Return the native function out = left op right of arrays of an element type.
+
+    Args:
+        function: NumPy's name of a function, such as `add`, or the user's own function.
+        number: the right operand of all elements, for a function by name; None if the right operand is an array.
+    """
+    if not isinstance(function, str):
+        return Reducer(_bind_addresses(function, dtype), dtype.itemsize, -1, -1)
+    with np.errstate(all="ignore"):  # a number that overflows is infinite on all ranks
+        content = None if number is None else np.asarray(number).astype(dtype.numpy).tobytes()
+    return _make_named(function, dtype, content)
 
 
-def make_divider(divisor: int, dtype: DType) -> Reducer:
-    """Return the reducer that divides by a number, for `avg`."""
-    return _make_named("divide", dtype, np.asarray(dtype.numpy.type(divisor), dtype.numpy).tobytes())
-
-
-@cache
+@lru_cache(maxsize=256)
 def _make_named(function: str, dtype: DType, number: bytes | None) -> Reducer:
     """Return the reducer for NumPy's name of a function; the right operand is `number` unless it is None."""
     half = _HALF_TYPES.get(dtype.name, -1)

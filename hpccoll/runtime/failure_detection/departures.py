@@ -309,10 +309,8 @@ class DepartureWatch:
 
 def has_messages_for(state: CallRecorder, rank: int) -> bool:
     """Whether this rank has an unfinished message to or from `rank` on the communicator of `state`."""
-    progress = get_progress()
-    progress.hand_over()
-    awaited = [transfer.awaited for transfer in list(progress.transfers) if not transfer.done]
-    return any(wait is not None and wait.state is state and rank in wait.peers for wait in awaited)
+    transfers = get_progress().list_transfers(state)
+    return any(each.awaited is not None and rank in each.awaited.peers for each in transfers if not each.done)
 
 
 def find_world_rank(watch: DepartureWatch, rank: int) -> int:

@@ -46,6 +46,7 @@ from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
 from hpccoll.runtime.recorder.interruption import Interruption
+from hpccoll.runtime.recorder.process_notes import ObservedState
 from hpccoll.runtime.running_clock import RunningClock
 
 COMMUNICATION_FAILED: Final = 4  # exit status; see errors.CommunicationError
@@ -108,10 +109,10 @@ class JobEndings:
         if comm.size == 1:
             return lambda: None
         watchdog = self._start_thread(state.recorder, processes)
-        has_messages, receive = partial(has_messages_for, state), partial(watchdog.receive, reply=self._notify)
+        has_messages, receive = partial(has_messages_for, state), watchdog.receive
         if losses is not None:
             self.survival.add(processes)
-            receive = partial(self.survival.receive, receive)
+            receive = partial(self.survival.receive, watchdog.receive)
         watch = DepartureWatch(comm, state, has_messages, abort_on_error, receive, losses)
         with self.lock:
             self._watches[id(watch)] = watch
@@ -127,7 +128,8 @@ class JobEndings:
     def _start_thread(self, recorder: FlightRecorder, processes: Mapping[int, job.ProcessId]) -> Watchdog:
         """Start the thread unless it runs; watch the processes of a communicator's ranks."""
         if self._watchdog is None or self._processes is None:
-            self._watchdog = Watchdog(recorder, self._where)
+            ask = self._notify if self._sends_notices else None
+            self._watchdog = Watchdog(recorder, self._where, ask, self._poll)
             self._processes = ProcessWatch(recorder, partial(self._note_death, self._watchdog))
             self._thread = threading.Thread(target=self._check_periodically, name="hpccoll-watchdog", daemon=True)
             self._thread.start()
@@ -173,7 +175,7 @@ class JobEndings:
 
     def _note_death(self, watchdog: Watchdog, rank: int) -> None:
         """Record that the process of a rank of this host has ended, and look whether calls must be told."""
-        watchdog.note_death(rank)
+        watchdog.notes.observe(time.monotonic_ns(), rank, ObservedState.DEAD)
         self.survival.suspect()
 
     def _check(self, now: float) -> None:
@@ -185,7 +187,7 @@ class JobEndings:
             for watch in self._watches.values():
                 watch.examine(now)
         hangs = max(self.survival.observe(now), *observed, 0.0) > (self._timeout_s or float("inf"))
-        if self._watchdog is not None and hangs and not self.survival.kill_hung(self._watchdog, self._poll):
+        if self._watchdog is not None and hangs and not self.survival.kill_hung(self._watchdog):
             self._report_hang(self._watchdog)
 
     def _look_for_interruptions(self, now: float) -> None:
@@ -205,7 +207,7 @@ class JobEndings:
     def _report_hang(self, watchdog: Watchdog, reason: str = "") -> None:
         """Print the report of `Watchdog.report` and end the job, unless another rank reports."""
         try:
-            text = watchdog.report(self._get_notifier(), self._poll, reason)
+            text = watchdog.report(reason)
         except Exception:  # noqa: BLE001 - the job must end, with or without a report
             text = f"Error: {self._where}: a call has not finished in time; the report failed:\n{format_exc()}"
         if text is not None:
@@ -217,17 +219,13 @@ class JobEndings:
         if self._watchdog is None:
             return "no other rank is awaited, because the communicator has a single rank"
         with self.lock:
-            return self._watchdog.explain_wait(state, awaited, self._get_notifier(), self._poll)
+            return self._watchdog.explain_wait(state, awaited)
 
     def _poll(self) -> None:
         """Receive the notices that have arrived, if the thread may call MPI."""
         if self._sends_notices:
             for watch in self._watches.values():
                 watch.poll()
-
-    def _get_notifier(self) -> Callable[[int, object], None] | None:
-        """Return the function that sends notices to ranks; None if the thread may not call MPI."""
-        return self._notify if self._sends_notices else None
 
     def _notify(self, rank: int, notice: object) -> None:
         """Send a notice to a rank of MPI.COMM_WORLD on the largest communicator that contains it."""
@@ -286,7 +284,7 @@ class JobEndings:
         is_communication = isinstance(error[1], CommunicationError | MPI.Exception)
         if is_communication and self._watchdog is not None:
             with self.lock:
-                mismatch = self._watchdog.explain_mismatch(self._get_notifier(), self._poll)
+                mismatch = self._watchdog.explain_mismatch()
             if mismatch is None:
                 time.sleep(REPORTED_S)
             sys.stderr.write(mismatch or "")
@@ -304,7 +302,7 @@ class JobEndings:
     def _write_ending(self, how: str) -> None:
         """Record how the program of this rank ended."""
         if self._watchdog is not None:
-            self._watchdog.write_ending(how)
+            self._watchdog.recorder.write_ending(how)
 
     def _count_calls(self) -> int:
         """Return the number of collective calls of this rank on all open communicators."""

@@ -157,7 +157,7 @@ class Survival:
                 with suppress(OSError):
                     os.unlink(f"{os.path.dirname(path)}/{process[3]}")  # noqa: PTH108, PTH120 - `pathlib` takes 5 ms
 
-    def kill_hung(self, watchdog: Watchdog, poll: Callable[[], None]) -> bool:
+    def kill_hung(self, watchdog: Watchdog) -> bool:
         """End the processes of ranks that have not answered for HPCCOLL_TIMEOUT; return False if the job must end.
 
         The job must end if its communicators do not survive deaths, or if the recordings do not show which ranks hang.
@@ -166,7 +166,7 @@ class Survival:
             return False
         if time.monotonic() < self._patient_until:
             return True
-        found, reason = watchdog.find_guilty(self._notify, poll, self._dead)
+        found, reason = watchdog.find_guilty(self._dead)
         guilty = [rank for rank in found if rank not in self._dead]
         if not self._processes.keys() >= set(guilty):
             return False

@@ -108,21 +108,29 @@ class Watchdog:
     Args:
         recorder: the recorder of this process.
         where: the name of this rank for messages.
+        ask: sends a notice to a rank of MPI.COMM_WORLD; None if notices cannot be sent.
+        poll: receives notices, and passes them to `receive`.
     """
 
-    def __init__(self, recorder: FlightRecorder, where: str) -> None:
-        self._recorder, self._where = recorder, where
+    def __init__(
+        self,
+        recorder: FlightRecorder,
+        where: str,
+        ask: Callable[[int, object], None] | None,
+        poll: Callable[[], None],
+    ) -> None:
+        self.recorder, self._where, self.ask, self.poll = recorder, where, ask, poll
         self.notes = NotesWriter(recorder.memory)
         self._collection: _Collection | None = None
         self._claim = ReportClaim()
         self._rivals: dict[int, float] = {}  # ranks of other nodes that have claimed the report, and when
 
-    def receive(self, notice: object, reply: Callable[[int, object], None]) -> None:
-        """Handle a notice of another rank's watchdog; `reply` sends a notice to a rank of MPI.COMM_WORLD."""
+    def receive(self, notice: object) -> None:
+        """Handle a notice of another rank's watchdog."""
         match notice:
-            case RecordingRequest(claimant, ranks):
+            case RecordingRequest(claimant, ranks) if self.ask is not None:
                 self._rivals[claimant] = time.monotonic()
-                reply(claimant, self._make_answer(ranks))
+                self.ask(claimant, self._make_answer(ranks))
             case RecordingAnswer() if self._collection is not None:
                 from hpccoll.runtime.recorder.recording import parse_recording
 
@@ -138,25 +146,20 @@ class Watchdog:
         """Return the ranks of this node whose processes are stopped."""
         return self._read_node().stopped
 
-    def report(
-        self, ask: Callable[[int, object], None] | None, poll: Callable[[], None], reason: str = ""
-    ) -> str | None:
+    def report(self, reason: str = "") -> str | None:
         """Claim the report on a call that does not finish, and return its text; None if another rank reports.
 
-        Args:
-            ask: sends a notice to a rank of MPI.COMM_WORLD; None if notices cannot be sent.
-            poll: receives notices, and passes them to `receive`.
-            reason: why this rank ends the job; by default, because its latest call has not finished.
+        `reason` states why this rank ends the job; by default, because its latest call has not finished.
         """
-        rank = self._recorder.rank
+        rank = self.recorder.rank
         time.sleep(min(rank, MOST_STAGGERED) * STAGGER_S)
-        poll()
+        self.poll()
         collection = self._collection = self._read_node()
         if not self._take_claim(collection):
             return None
-        if ask is not None:
-            self._ask_others(ask, poll)
-            _poll_until(lambda: collection.answered.issuperset(self._list_rivals(above=rank)), poll, CLAIM_S)
+        if self.ask is not None:
+            self._ask_others(self.ask)
+            self._poll_until(lambda: collection.answered.issuperset(self._list_rivals(above=rank)), CLAIM_S)
         if self._list_rivals(below=rank):
             self.notes.write_end_of_job(0)
             self._claim.release()
@@ -170,16 +173,16 @@ class Watchdog:
         from hpccoll.crash import format_analysis, format_call
 
         evidence, analysis = _analyze(collection)
-        own = evidence.ranks[self._recorder.rank].last_call
+        own = evidence.ranks[self.recorder.rank].last_call
         reason = reason or f"its {'call' if own is None else format_call(own)} has not finished"
         begin = f"Error: {self._where} ends the job: {reason} within {TIMEOUT}={read_timeout() or 0:g} s"
         return f"{begin}.\n{format_analysis(evidence, analysis)}\n{_advise()}"
 
-    def explain_mismatch(self, ask: Callable[[int, object], None] | None, poll: Callable[[], None]) -> str | None:
+    def explain_mismatch(self) -> str | None:
         """Return a text that names the ranks that made different calls; None if another rank prints a report.
 
         The text is empty if the recordings show no difference. Waits up to a second while there is no majority, because
-        late ranks may not yet have made their calls. The arguments are those of `report`.
+        late ranks may not yet have made their calls.
         """
         from hpccoll.crash import format_analysis
 
@@ -187,19 +190,13 @@ class Watchdog:
             return None
         end = time.monotonic() + LATE_S
         while True:
-            evidence, analysis = _analyze(self._collect(ask, poll))
+            evidence, analysis = _analyze(self._collect())
             if analysis.guilty or time.monotonic() > end:
                 return f"{format_analysis(evidence, analysis)}\n" if analysis.disagreement is not None else ""
             time.sleep(POLL_S)
 
-    def explain_wait(
-        self,
-        state: CallRecorder,
-        awaited: tuple[int, tuple[int, ...]],
-        ask: Callable[[int, object], None] | None,
-        poll: Callable[[], None],
-    ) -> str:
-        """Return the ranks that this rank waits for, and their last operations. `ask` and `poll` are those of `report`.
+    def explain_wait(self, state: CallRecorder, awaited: tuple[int, tuple[int, ...]]) -> str:
+        """Return the ranks that this rank waits for, and their last operations.
 
         Args:
             state: this rank's calls on the communicator that the operation belongs to.
@@ -208,7 +205,7 @@ class Watchdog:
         from hpccoll.crash import format_disagreement, format_last_operations, format_ranks
         from hpccoll.runtime.failure_detection.job_evidence import name_communicator
 
-        evidence, analysis = _analyze(self._collect(ask, poll))
+        evidence, analysis = _analyze(self._collect())
         (number, peers), communicator = awaited, name_communicator(state.communicator)
         members = evidence.list_members(communicator)
         if not number:
@@ -231,7 +228,7 @@ class Watchdog:
         from hpccoll.crash import format_analysis
 
         found = self._read_node()
-        if min(found.recordings) < self._recorder.rank:
+        if min(found.recordings) < self.recorder.rank:
             return ""
         evidence, analysis = _analyze(found)
         if analysis.disagreement is None:
@@ -239,26 +236,16 @@ class Watchdog:
         begin = f"Error: {self._where} ends the job: ranks made different calls, which have finished nevertheless"
         return f"{begin}, so their results may be wrong.\n{format_analysis(evidence, analysis)}\n{_advise()}"
 
-    def find_guilty(
-        self, ask: Callable[[int, object], None] | None, poll: Callable[[], None], dead: frozenset[int]
-    ) -> tuple[tuple[int, ...], str]:
-        """Return the ranks, other than the ranks `dead`, for which the others wait, and why; see `report`."""
+    def find_guilty(self, dead: frozenset[int]) -> tuple[tuple[int, ...], str]:
+        """Return the ranks, other than the ranks `dead`, for which the others wait, and the report on their calls."""
         from hpccoll.crash import format_analysis
 
-        collection = self._collect(ask, poll)
+        collection = self._collect()
         for rank in dead:
             for each in (collection.recordings, collection.elsewhere, collection.states):
                 each.pop(rank, None)
         evidence, analysis = _analyze(collection)
         return analysis.guilty, format_analysis(evidence, analysis)
-
-    def note_death(self, rank: int) -> None:
-        """Record that the process of a rank has ended without notice."""
-        self.notes.observe(time.monotonic_ns(), rank, ObservedState.DEAD)
-
-    def write_ending(self, how: str) -> None:
-        """Record how the program of this rank ended."""
-        self._recorder.write_ending(how)
 
     def end_job(self) -> None:
         """Record that this rank ends the job; remove the node's recorder files unless HPCCOLL_RECORDER keeps them."""
@@ -270,12 +257,12 @@ class Watchdog:
 
     def _take_claim(self, collection: _Collection) -> bool:
         """Claim the report on the recordings of this node; return False if another rank has claimed it recently."""
-        own, now = self._recorder.rank, time.monotonic()
+        own, now = self.recorder.rank, time.monotonic()
         claims = [read_end_of_job(each.path) for rank, each in collection.recordings.items() if rank != own]
         if self._list_rivals() or any(claimed_ns and now - claimed_ns * 1e-9 < CLAIM_S for claimed_ns in claims):
             return False
         path = collection.recordings[min(collection.recordings)].path
-        if self._recorder.path is not None and not self._claim.take(path):
+        if self.recorder.path is not None and not self._claim.take(path):
             return False
         self.notes.write_end_of_job(time.monotonic_ns())
         return True
@@ -291,7 +278,7 @@ class Watchdog:
         from hpccoll.runtime.failure_detection.job_evidence import observe_processes
         from hpccoll.runtime.recorder import read_recordings
 
-        recorder, own = self._recorder, self._recorder.read()
+        recorder, own = self.recorder, self.recorder.read()
         found: dict[int, Recording] = {recorder.rank: own}
         elsewhere: dict[int, Recording] = {}
         communicator = next(iter(own.communicators), None)
@@ -302,11 +289,11 @@ class Watchdog:
                     (found if each.host == own.host else elsewhere)[each.rank] = each
         return _Collection(found, elsewhere, observe_processes(found.values()) or {})
 
-    def _collect(self, ask: Callable[[int, object], None] | None, poll: Callable[[], None]) -> _Collection:
-        """Return the recordings of all ranks, as far as they can be read; `ask` and `poll` are those of `report`."""
+    def _collect(self) -> _Collection:
+        """Return the recordings of all ranks, as far as they can be read."""
         collection = self._collection = self._read_node()
-        if ask is not None:
-            self._ask_others(ask, poll)
+        if self.ask is not None:
+            self._ask_others(self.ask)
         return collection
 
     def _make_answer(self, ranks: tuple[int, ...]) -> RecordingAnswer:
@@ -318,25 +305,25 @@ class Watchdog:
             if rank in found.recordings
         }
         states = {rank: state for rank, state in found.states.items() if rank in contents}
-        return RecordingAnswer(self._recorder.rank, contents, states, tuple(found.recordings))
+        return RecordingAnswer(self.recorder.rank, contents, states, tuple(found.recordings))
 
     def _read_contents(self, recording: Recording) -> bytes:
         """Return the contents of a recorder file."""
-        if recording.rank == self._recorder.rank:
-            return bytes(self._recorder.memory)
+        if recording.rank == self.recorder.rank:
+            return bytes(self.recorder.memory)
         try:
             return read_private(recording.path, MOST_FILE_BYTES)
         except OSError:  # the file was removed after it had been read
             return b""
 
-    def _ask_others(self, ask: Callable[[int, object], None], poll: Callable[[], None]) -> None:
+    def _ask_others(self, ask: Callable[[int, object], None]) -> None:
         """Ask for the recordings of the ranks that are not on this node; then for those of ranks that do not answer."""
         assert self._collection is not None  # noqa: S101 - `report` has set it
-        found, own = self._collection.recordings, self._recorder.rank
+        found, own = self._collection.recordings, self.recorder.rank
         missing = [rank for rank in range(found[own].size) if rank not in found]
         for rank in missing:
             ask(rank, RecordingRequest(own, (rank,)))
-        _poll_until(lambda: all(rank in found for rank in missing), poll)
+        self._poll_until(lambda: all(rank in found for rank in missing))
         by_delegate: dict[int, list[int]] = {}
         for rank in missing:
             delegates = [each for each, readable in self._collection.readable.items() if rank in readable]
@@ -345,7 +332,14 @@ class Watchdog:
         for delegate, ranks in by_delegate.items():
             ask(delegate, RecordingRequest(own, tuple(ranks)))
         wanted = [rank for ranks in by_delegate.values() for rank in ranks]
-        _poll_until(lambda: all(rank in found for rank in wanted), poll)
+        self._poll_until(lambda: all(rank in found for rank in wanted))
+
+    def _poll_until(self, done: Callable[[], bool], limit_s: float | None = None) -> None:
+        """Receive notices until `done` returns true, for `limit_s` seconds at most; for COLLECT_S if it is None."""
+        end = time.monotonic() + (COLLECT_S if limit_s is None else limit_s)
+        while not done() and time.monotonic() < end:
+            time.sleep(POLL_S)
+            self.poll()
 
 
 def _analyze(collection: _Collection) -> tuple[JobEvidence, CrashAnalysis]:
@@ -356,14 +350,6 @@ def _analyze(collection: _Collection) -> tuple[JobEvidence, CrashAnalysis]:
     recordings = {**collection.elsewhere, **collection.recordings}
     evidence = make_evidence(recordings.values(), collection.states)
     return evidence, analyze(evidence)
-
-
-def _poll_until(done: Callable[[], bool], poll: Callable[[], None], limit_s: float = COLLECT_S) -> None:
-    """Call `poll` until `done` returns true, for `limit_s` seconds at most."""
-    end = time.monotonic() + limit_s
-    while not done() and time.monotonic() < end:
-        time.sleep(POLL_S)
-        poll()
 
 
 def _advise() -> str:

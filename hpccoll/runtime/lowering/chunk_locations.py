@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan import IntArray, Plan
-from hpccoll.runtime.lowering.program import MemoryKind, MemoryRange
+from hpccoll.runtime.lowering.program import Copy, MemoryKind, MemoryRange
 
 
 class ChunkLocations:
@@ -136,3 +136,8 @@ def slice_ranges(side: list[MemoryRange], begin: int, end: int) -> list[MemoryRa
             found.append(part.part(first, last))
         offset += part.count
     return found
+
+
+def make_copies(sources: list[MemoryRange], outs: list[MemoryRange]) -> list[Copy]:
+    """Return instructions that copy `sources` to `outs`; copies of a range to itself are left out."""
+    return [Copy(source, out) for source, out in align_ranges(sources, outs) if source != out]

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpccoll.plan import NO_CHUNK, NO_PEER, IntArray, Ints, Move, Op, Region
-from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges, slice_ranges
+from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges, make_copies, slice_ranges
 from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, Receive, Reduce, Send, Wait
 
 SEGMENT = 2**20  # bytes: a received segment is still in the cache when it is reduced (bench/README.md)
@@ -95,7 +95,7 @@ class MessageLowering:
 
     def copy_home(self, chunks: IntArray) -> None:
         """Append copies of chunks from their current locations to their homes (the memory for their new values)."""
-        self._copy(self._locations.current_ranges(chunks), self._locations.home_ranges(chunks))
+        self._instructions += make_copies(self._locations.current_ranges(chunks), self._locations.home_ranges(chunks))
         self._locations.mark_at_home(chunks)
 
     def lower_round(self, moves: list[RankMove]) -> None:
@@ -113,7 +113,7 @@ class MessageLowering:
             self._finish_receive(message, send_starts)
         self._instructions.extend(map(Wait, send_starts))
         for staged, chunks in pending:
-            self._copy(staged, self._locations.home_ranges(chunks))
+            self._instructions += make_copies(staged, self._locations.home_ranges(chunks))
             self._locations.mark_at_home(chunks)
         for message in incoming:
             self._locations.mark_at_home(message.chunks)
@@ -138,10 +138,6 @@ class MessageLowering:
                 may_roll = sources.count(move.source) == 1 and not is_shared
                 incoming.append(self._start_receive(move, reads, may_roll))
         return incoming, local
-
-    def _copy(self, sources: list[MemoryRange], outs: list[MemoryRange]) -> None:
-        """Append instructions that copy `sources` to `outs`; leave out copies of a range to itself."""
-        self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs))
 
     def _make_contiguous(self, chunks: IntArray) -> None:
         """Before a send, copy its chunks to their homes (memory for new values) if only the homes are contiguous.
@@ -197,7 +193,7 @@ class MessageLowering:
     def _stage(self, ranges: list[MemoryRange]) -> list[MemoryRange]:
         """Copy ranges into one range of scratch memory, and return this range."""
         staged = [self._locations.take_scratch(sum(part.count for part in ranges))]
-        self._copy(ranges, staged)
+        self._instructions += make_copies(ranges, staged)
         return staged
 
     def _start_send(self, dest: int, chunks: IntArray, written: list[MemoryRange]) -> list[int]:
@@ -229,12 +225,15 @@ class MessageLowering:
         landing = [part for message in incoming for part in message.home]
         if any(out.overlaps(other) for out in home for other in (*reads, *landing)):
             return self._stage(current) if current else [], move.received
-        self._copy(current, home)
+        self._instructions += make_copies(current, home)
         self._locations.mark_at_home(move.received)
         return [], move.received[:0]
 
     def _finish_receive(self, message: IncomingMessage, send_starts: list[int]) -> None:
-        """Wait for a message segment by segment, and copy or reduce each segment into the message's chunks."""
+        """Wait for a message segment by segment, and copy or reduce each segment into the message's chunks.
+
+        `send_starts` are the numbers of the `Send` instructions of the round for which no `Wait` exists yet.
+        """
         offset = 0
         for j, part in enumerate(message.landing):
             if message.peer != self._rank:
@@ -250,7 +249,10 @@ class MessageLowering:
     def _consume_segment(
         self, message: IncomingMessage, landed: MemoryRange, offset: int, send_starts: list[int]
     ) -> None:
-        """Copy or reduce a received segment into the message's chunks; after the last, mark the chunks as updated."""
+        """Copy or reduce a received segment into the message's chunks; after the last, mark the chunks as updated.
+
+        `offset` is the number of elements of the message before the segment.
+        """
         stop = offset + landed.count
         current = slice_ranges(self._locations.current_ranges(message.chunks), offset, stop)
         home = slice_ranges(message.home, offset, stop)

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan import NO_CHUNK, NO_PEER, Fence, IntArray, Load, Op, Operation, Plan, Step, Store
-from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges
+from hpccoll.runtime.lowering.chunk_locations import ChunkLocations, align_ranges, make_copies
 from hpccoll.runtime.lowering.message_lowering import get_own_chunks, get_own_value
-from hpccoll.runtime.lowering.program import Copy, Instruction, MemoryKind, MemoryRange, NodeFence, Reduce
+from hpccoll.runtime.lowering.program import Instruction, MemoryKind, MemoryRange, NodeFence, Reduce
 from hpccoll.runtime.lowering.remote_accesses import RemoteAccesses
 
 Operand = tuple[int, list[MemoryRange]]  # how the operand is combined (`Op`), and its ranges
@@ -75,7 +75,8 @@ class SharedMemoryLowering:
         self._locations = locations
         if self._staged:
             chunks = np.nonzero(self._accesses.loaded_before_write[self._rank])[0]
-            self._copy(locations.current_ranges(chunks), locations.ranges_in(MemoryKind.SLOT, chunks))
+            slots = locations.ranges_in(MemoryKind.SLOT, chunks)
+            self._instructions += make_copies(locations.current_ranges(chunks), slots)
             locations.mark_at_home(chunks)
 
     def lower_round(self, t: int, steps: Sequence[Step]) -> None:
@@ -90,7 +91,7 @@ class SharedMemoryLowering:
                 operands.setdefault(key, []).append((get_own_value(step.op), ranges))
             elif isinstance(step, Store) and (dest := get_own_value(step.dest)) != NO_PEER:
                 out = self._find_store_target(dest, get_own_chunks(step.remote))
-                self._copy(self._locations.current_ranges(get_own_chunks(step.local)), out)
+                self._instructions += make_copies(self._locations.current_ranges(get_own_chunks(step.local)), out)
         for chunks, loaded in operands.items():
             self._combine(t, np.array(chunks, np.int64), loaded)
         for step in self._accesses.rounds[t]:
@@ -98,10 +99,6 @@ class SharedMemoryLowering:
                 ids = step.remote.ids(self._plan.ranks)[step.dest == self._rank]
                 self._locations.mark_at_home(np.unique(ids[ids != NO_CHUNK]))
         self._accesses.record_writes(t)
-
-    def _copy(self, sources: list[MemoryRange], outs: list[MemoryRange]) -> None:
-        """Append instructions that copy `sources` to `outs`; leave out copies of a range to itself."""
-        self._instructions.extend(Copy(source, out) for source, out in align_ranges(sources, outs) if source != out)
 
     def _lower_fence(self, t: int) -> None:
         """Append a fence, then copies of the deferred results from scratch to the chunks that they belong to.
@@ -114,7 +111,7 @@ class SharedMemoryLowering:
             return
         self._instructions.append(NodeFence())
         for staged, chunks in self.deferred:
-            self._copy(staged, self._locations.home_ranges(chunks))
+            self._instructions += make_copies(staged, self._locations.home_ranges(chunks))
             self._locations.mark_at_home(chunks)
         self.deferred.clear()
         if self._accesses.needs_second_fence(t):
@@ -146,7 +143,7 @@ class SharedMemoryLowering:
         return self._others[rank]
 
     def _combine(self, t: int, chunks: IntArray, operands: list[Operand]) -> None:
-        """Combine loaded operands in order with the chunks' current values; store the result in the chunks.
+        """Combine operands that are loaded in round `t`, in order, with the chunks' values; store the result there.
 
         The result goes to scratch first if a later operand is in the chunks' memory or other ranks still load from
         there.
@@ -171,12 +168,12 @@ class SharedMemoryLowering:
             self._instructions.extend(Reduce(*sides) for sides in align_ranges(left, right, target))
             accumulated = target
         if accumulated is not None and accumulated is not target:
-            self._copy(accumulated, target)
+            self._instructions += make_copies(accumulated, target)
         if is_still_loaded:
             self.deferred.append((target, chunks))
             return
         if target is not home:
-            self._copy(target, home)
+            self._instructions += make_copies(target, home)
         self._locations.mark_at_home(chunks)
 
     def _find_loaded_by_others(self, chunks: IntArray) -> list[MemoryRange]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from hpccoll.native import NodeBarrier
 from hpccoll.plan import Count, Operation
-from hpccoll.runtime.arrays import BoundCall
+from hpccoll.runtime.arrays import BoundCall, DType
 from hpccoll.runtime.node_memory.node import NodeMemory, compute_fingerprint
 from hpccoll.selection import MPI_LIBRARY
 
@@ -22,46 +22,24 @@ CHECKED: Final = {Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.BROA
 LEAST_BYTES_ON_SHARED_CORES: Final = 64 * 2**10
 
 
-class EntryCheck:
-    """Makes the checks of one communicator; without a node, or with several nodes, there are none."""
+def make_entry_check(
+    node: NodeMemory | None, ranks: int, operation: Operation, root: int, count: Count, dtype: DType, reduction: str
+) -> tuple[NodeBarrier, int, BoundCall] | None:
+    """Return the node's barrier, the fingerprint of a call, and the function that raises MismatchError.
 
-    def __init__(self, node: NodeMemory | None, ranks: int) -> None:
-        is_possible = node is not None and not node.problem and len(node.ranks) == ranks > 1
-        self._node = node if is_possible else None
+    Args:
+        node: the memory that the ranks of the node share; None if there is none.
+        ranks: the number of ranks of the communicator.
+        count: elements of a block, or of the vector; a tuple for blocks of different sizes.
+        reduction: name of the reduction.
 
-    def bind(
-        self, operation: Operation, root: int, count: Count, dtype: str, itemsize: int, reduction: str
-    ) -> tuple[BoundCall, ...]:
-        """Return the calls to make before the MPI library's blocking function: one that compares the ranks' calls.
-
-        Args:
-            count: elements of a block, or of the vector; a tuple for blocks of different sizes.
-            reduction: name of the reduction.
-
-        Returns:
-            An empty tuple if calls like this one are not compared.
-        """
-        native = self.make_check(operation, root, count, dtype, itemsize, reduction)
-        return (partial(_enter, *native),) if native else ()
-
-    def make_check(
-        self, operation: Operation, root: int, count: Count, dtype: str, itemsize: int, reduction: str
-    ) -> tuple[NodeBarrier, int, BoundCall] | None:
-        """Return the node's barrier, the fingerprint of the call, and the function that raises MismatchError.
-
-        The arguments are those of `bind`. Return None if calls like this one are not compared.
-        """
-        node = self._node
-        if node is None or operation not in CHECKED:
-            return None
-        nbytes = itemsize * (sum(count) if isinstance(count, tuple) else count)
-        if node.oversubscribed and nbytes < LEAST_BYTES_ON_SHARED_CORES:
-            return None
-        arguments = operation.value, MPI_LIBRARY, 1, root, count, dtype, reduction, "host"
-        return node.barrier, compute_fingerprint(arguments), partial(node.raise_mismatch, arguments)
-
-
-def _enter(barrier: NodeBarrier, fingerprint: int, raise_mismatch: BoundCall) -> None:
-    """Wait until all ranks of the node have entered a collective; raise MismatchError if it is not the same one."""
-    if barrier.enter(fingerprint) is None:
-        raise_mismatch()
+    Returns:
+        None if calls like this one are not compared, as on several nodes.
+    """
+    if node is None or node.problem or not len(node.ranks) == ranks > 1 or operation not in CHECKED:
+        return None
+    nbytes = dtype.itemsize * (sum(count) if isinstance(count, tuple) else count)
+    if node.oversubscribed and nbytes < LEAST_BYTES_ON_SHARED_CORES:
+        return None
+    arguments = operation.value, MPI_LIBRARY, 1, root, count, dtype.name, reduction, "host"
+    return node.barrier, compute_fingerprint(arguments), partial(node.raise_mismatch, arguments)

@@ -1,8 +1,8 @@
 """Plans of messages on given buffers in device memory: run once, or bound to persistent requests and run many times.
 
 Bound and unbound runs take the same calls from one generator, `message_calls`. A bound executable has collected the
-calls into a tuple, so a run only makes them. First calls on new arrays and asynchronous operations are not bound: a
-`MessageRun` posts each message when the run reaches it.
+calls into a tuple, so a run only makes them. Calls on new arrays and asynchronous operations are not bound: they post
+each message when the run reaches it.
 
 Kernels and copies on device memory are queued on the current stream, which MPI does not know. If work is queued, the
 stream is synchronised before a message starts, because queued kernels may still write the data to send or read the
@@ -13,24 +13,22 @@ its pinned and scratch memory is free for other runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
 from hpccoll.runtime.address_space import AddressSpace
 from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, ScratchPool, run_all
-from hpccoll.runtime.collective_call import CollectiveCall, describe_call
-from hpccoll.runtime.executable import raise_freed
+from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.lowering import Copy, Program, Receive, Reduce, Send, Wait
-from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.plan_executable import BLOCKING_TAG, Context, PlanExecutable
 from hpccoll.runtime.progress import InFlight
-from hpccoll.runtime.recorder.call_recorder import NO_MARKS
-from hpccoll.runtime.work import raise_explained
+from hpccoll.runtime.work import explain_mpi_error
 from hpccoll.selection import Selection
 
-BLOCKING_TAG: Final = 1  # blocking operations end one before the next begins, so they share a tag
+# The number of an instruction, a call that carries out a part of it, and the request for which the call waits or None.
+MessageStep: TypeAlias = tuple[int, BoundCall, MPI.Request | None]
 
 
 class PinnedMemory:
@@ -59,10 +57,10 @@ class PinnedMemory:
 
 def message_calls(
     program: Program, space: AddressSpace, comm: MPI.Intracomm, tag: int, *, persistent: bool, pinned: bool
-) -> Iterator[tuple[int, BoundCall, MPI.Request | None]]:
-    """Yield (instruction number, call, request) for each call; the request is None unless the call waits for it.
+) -> Iterator[MessageStep]:
+    """Yield the calls that carry out a program; if `pinned`, messages pass through pinned host memory.
 
-    Messages are posted, or sent by persistent requests that the calls start; if `pinned`, through pinned host memory.
+    If `persistent`, the calls start persistent requests, and can be made many times; else each must be made at once.
     """
     module, staging = space.module, PinnedMemory(space.module) if pinned else None
     send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)
@@ -71,7 +69,7 @@ def message_calls(
     for index, step in enumerate(program.instructions):
         match step:
             case Receive(peer, place) | Send(peer, place):
-                view, sends = space.own_view(place), isinstance(step, Send)
+                view, sends = space.view(place), isinstance(step, Send)
                 host = staging.take(place.count * space.itemsize) if staging else None
                 if copies := sends and host is not None and place.count > 0:
                     yield index, module.bind_copy_to_host(host, view), None
@@ -98,38 +96,17 @@ def message_calls(
         yield len(program.instructions), module.synchronize, None
 
 
-def add_round_marks(
-    calls: Iterator[tuple[int, BoundCall, MPI.Request | None]], marks: Mapping[int, BoundCall], end: int
-) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
-    """Yield (call, request) for `calls` of `message_calls`, with each mark before the calls of its instruction.
-
-    `marks` is the result of `CallRecorder.bind_rounds`; `end` is the number of instructions, and the last mark's key.
-    """
-    passed = 0
-    for index, call, request in calls:
-        for mark in range(passed, index + 1) if marks else ():
-            if mark in marks:
-                yield marks[mark], None
-        passed = index + 1
-        yield call, request
-    if passed <= end in marks:
-        yield marks[end], None
-
-
 def bind_local(step: Reduce | Copy, space: AddressSpace) -> BoundCall:
     """Return the call that carries out a reduce or copy on this rank's memory."""
     if isinstance(step, Copy):
-        return space.module.bind_copy(space.own_view(step.out), space.own_view(step.source))
-    return space.module.bind_reduce(space.reduce_function, *map(space.own_view, (step.left, step.right, step.out)))
+        return space.module.bind_copy(space.view(step.out), space.view(step.source))
+    return space.module.bind_reduce(space.reduce_function, *map(space.view, (step.left, step.right, step.out)))
 
 
 class MessageExecutable(PlanExecutable):
-    """A plan of messages on given buffers; all messages have the same MPI tag. See `Executable` and `PlanExecutable`.
+    """A plan of messages on given buffers, with one MPI tag; runs use persistent requests after `bind`."""
 
-    It can be called after `bind`.
-    """
-
-    __slots__ = ("_calls", "_function", "_program", "_requests", "_space", "_tag")
+    __slots__ = ("_bound", "_program", "_space", "_tag")
 
     def __init__(
         self,
@@ -148,116 +125,80 @@ class MessageExecutable(PlanExecutable):
         self._program = program = self._lower()
         self._space = AddressSpace(self._call, program, self._take_scratch(program.work + program.landing))
         self._tag = tag
-        self._calls: tuple[BoundCall, ...] | None = None
-        self._function: BoundCall = raise_freed
-        self._requests: dict[int, MPI.Request] = {}
+        self._bound: tuple[MessageStep, ...] = ()
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of a bound run; empty before `bind`."""
-        return self._calls or ()
+        """The functions that a run calls after `bind`, for timing one by one."""
+        return (*self._before, *(call for _, call, _ in self._bound), *self._after)
 
     def bind(self) -> None:
         """Create persistent requests without starting them, and collect the calls that every later run makes."""
-        bound = list(self._message_calls(persistent=True, round_marks=self._bind_rounds()))
-        self._calls = (*self._before, *(call for call, _ in bound), *self._after)
-        first = len(self._before)
-        self._requests = {at: request for at, (_, request) in enumerate(bound, first) if request is not None}
-        self._replace_calls(*self._calls)
-        self._context.progress.notify(self)
-
-    def expect_plans_in_flight(self) -> None:
-        """Advance plans in flight during every wait from now on."""
-        if self.live:
-            self._replace_calls(self._run_beside_others)
+        self._bound = tuple(self._message_calls(persistent=True))
 
     def run(self) -> None:
-        """Make the calls of a bound run."""
-        self._function()
+        """Run the collective once, and record it; operations in flight advance during every wait for a message."""
+        self._require_live()
+        try:
+            with self._state.record(self._begin):
+                run_all(self._before)
+                self._run_steps(self._bound or self._message_calls(persistent=False))
+                run_all(self._after)
+        except MPI.Exception as error:
+            raise explain_mpi_error(error, self._call.operation.value) from None
 
-    def run_once(self) -> None:
-        """Run once without persistent requests."""
-        with self._state.record(self._begin):
-            run, progress = self._start(self._bind_rounds()), self._context.progress
-            if progress:
-                progress.wait_until(run.advance)
-                run.raise_error()
-            run.complete()
+    def _run_steps(self, steps: Iterable[MessageStep]) -> None:
+        """Make the calls of a run, and record how many of the plan's rounds are complete."""
+        progress, starts, begun = self._context.progress, self._program.round_starts, 0
+        for index, call, request in steps:
+            while begun < len(starts) > 1 and starts[begun] <= index:
+                self._state.record_round(begun, len(starts))
+                begun += 1
+            if request is not None and progress.operations:
+                progress.wait_until(request.Test)
+            else:
+                call()
+        self._state.record_round(0, 0)
 
     def start(self) -> MessageRun:
         """Do the local work before the plan, and return the run, which posts its messages as it advances."""
-        return self._start(NO_MARKS)
-
-    def _bind_rounds(self) -> Mapping[int, BoundCall]:
-        """Return functions that record the completed rounds, by number of the instruction that each one precedes."""
-        return self._state.bind_rounds(self._program.round_starts, len(self._program.instructions))
-
-    def _start(self, round_marks: Mapping[int, BoundCall]) -> MessageRun:
-        """Return a run in flight, as `start` does; `round_marks` are those of `message_calls`."""
         self._require_live()
-        for call in self._before:
-            call()
-        calls = self._message_calls(persistent=False, round_marks=round_marks)
-        return MessageRun(calls, self._after, self._call.module)
+        run_all(self._before)
+        return MessageRun(self._message_calls(persistent=False), self._after, self._call.module)
 
     def free(self) -> None:
         """Free the executable and its persistent requests; a later run raises UsageError."""
         if self.live:
             del self._space
         super().free()
-        self._function = raise_freed
-        self._calls = ()
-        while self._requests:
-            self._requests.popitem()[1].Free()
+        steps, self._bound = self._bound, ()
+        for _, _, request in steps:
+            if request is not None:
+                request.Free()
 
-    def abandon(self) -> None:
-        """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
-        super().abandon()
-        self._function = raise_freed
-
-    def _message_calls(
-        self, *, persistent: bool, round_marks: Mapping[int, BoundCall] = NO_MARKS
-    ) -> Iterator[tuple[BoundCall, MPI.Request | None]]:
+    def _message_calls(self, *, persistent: bool) -> Iterator[MessageStep]:
         """Return the generator `message_calls` for this program and memory."""
         context, module = self._context, self._call.module
         pinned = module.on_device and not context.takes_device_memory()
-        program, comm = self._program, context.comm
-        calls = message_calls(program, self._space, comm, self._tag, persistent=persistent, pinned=pinned)
-        return add_round_marks(calls, round_marks, len(program.instructions))
-
-    def _replace_calls(self, *calls: BoundCall) -> None:
-        """Let later runs make these calls, and the flight recorder record these runs."""
-        name, description = self._call.operation.value, describe_call(self._state, self._call, self._algorithm)
-        self._function = self._state.surround(name, description, calls, partial(raise_explained, name))
-
-    def _run_beside_others(self) -> None:
-        """Run once; operations in flight advance during every wait for a message of this run."""
-        progress = self._context.progress
-        if not progress.operations:
-            run_all(self.calls)
-            return
-        for at, call in enumerate(self.calls):
-            request = self._requests.get(at)
-            if request is None:
-                call()
-            else:
-                progress.wait_until(request.Test)
+        return message_calls(self._program, self._space, context.comm, self._tag, persistent=persistent, pinned=pinned)
 
 
 class MessageRun(InFlight):
-    """One run of a plan of messages in flight, without persistent requests; ends with the calls in `after`.
+    """One run of a plan of messages in flight, without persistent requests.
 
-    `module` is the array module of the memory. Each part of a run is ordered after the previous part, even if the user
-    has changed the CUDA stream in between.
+    Each part of a run is ordered after the previous part, even if the user has changed the CUDA stream in between.
+
+    Args:
+        steps: the calls of the run, from `message_calls`.
+        after: calls to make in the end.
+        module: the array module of the memory.
     """
 
-    __slots__ = ("_after", "_calls", "_module", "_stream", "_test")
+    __slots__ = ("_after", "_module", "_steps", "_stream", "_test")
 
-    def __init__(
-        self, calls: Iterator[tuple[BoundCall, MPI.Request | None]], after: tuple[BoundCall, ...], module: ArrayModule
-    ) -> None:
+    def __init__(self, steps: Iterator[MessageStep], after: tuple[BoundCall, ...], module: ArrayModule) -> None:
         super().__init__()
-        self._calls, self._after = calls, after
+        self._steps, self._after = steps, after
         self._module, self._stream = module, module.join_stream(None)
         self._test: Callable[[], Any] | None = None
 
@@ -265,33 +206,12 @@ class MessageRun(InFlight):
         """Make calls until one would wait for a message; return whether the run is complete. Never blocks."""
         if self._module.on_device:
             self._stream = self._module.join_stream(self._stream)
-        while not self.done:
-            if self._test is not None:
-                if not self._test():
-                    return False
-                self._test = None
-            call, request = next(self._calls, (None, None))
+        while self._test is None or self._test():
+            _, call, request = next(self._steps, (0, None, None))
+            self._test = None if request is None else request.Test
             if call is None:
-                self._finish()
-            elif request is not None:
-                self._test = request.Test
-            else:
+                run_all(self._after)
+                return True
+            if request is None:
                 call()
-        return True
-
-    def complete(self) -> None:
-        """Make the remaining calls, blocking in each wait."""
-        if self._test is not None:
-            while not self._test():
-                pass
-            self._test = None
-        for call, _ in self._calls:
-            call()
-        if not self.done:
-            self._finish()
-
-    def _finish(self) -> None:
-        """Do the local work after the plan, such as the division of `avg`."""
-        for call in self._after:
-            call()
-        self.done = True
+        return False

@@ -1,20 +1,16 @@
-"""Translates collectives to MPI: datatypes, operations, and mpi4py's methods with the order of their arguments."""
+"""Translates collectives to MPI: datatypes, operations, and the names of MPI's functions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from hpccoll.errors import ReductionError
 from hpccoll.plan import Count, Operation
-from hpccoll.runtime.arrays import Buffer, Combine, DType, Reduction, combine_into
-from hpccoll.runtime.collective_call import CollectiveCall
+from hpccoll.runtime.arrays import Combine, DType, Reduction, combine_into
 
 OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 # MPI has only logical operations on booleans: logical "and" computes the minimum, "or" the maximum.
@@ -46,7 +42,7 @@ METHODS = {
     Operation.BARRIER: "Barrier",
 }
 LEAST_OWN_BYTES: Final = 32 * 2**10  # see `find_own_block`
-# Methods of mpi4py for blocks of different sizes.
+# Names of the functions for blocks of different sizes.
 UNEVEN_METHODS = {
     Operation.ALL_GATHER: "Allgatherv",
     Operation.REDUCE_SCATTER: "Reduce_scatter",
@@ -131,93 +127,19 @@ def get_op(dtype: DType, reduction: str) -> MPI.Op:
     return op
 
 
-def order_arguments(
-    operation: Operation,
-    source: Any,
-    result: Any,
-    op: MPI.Op | None,
-    root: int,
-    in_place: bool,
-    count: Count = 0,
-) -> tuple[Any, ...]:
-    """Return the arguments of mpi4py's method `METHODS[operation]`; `op` and `root` are ignored if not needed.
-
-    Args:
-        source: mpi4py's specification of the input: memory, elements of one block or of the vector, datatype; or None.
-        result: the specification of the output, or None.
-        in_place: whether input and output share memory. In place, MPI's reduce_scatter writes a rank's block
-            to the front of the rank's input, not to the block's own position.
-        count: if blocks differ in size, the number of elements of each block.
-    """
-    sent = MPI.IN_PLACE if in_place else source
-    if operation is Operation.BARRIER:
-        return ()
-    if operation is Operation.BROADCAST:
-        return result or source, root
-    if operation is Operation.EXSCAN and result is None:
-        return MPI.IN_PLACE, source, op  # on rank 0, MPI leaves a buffer in place unchanged
-    if operation is Operation.SCATTER:
-        return source, MPI.IN_PLACE if in_place else result, root
-    ops = (op,) if operation.reduces else ()
-    roots = (root,) if operation.has_root else ()
-    if operation is Operation.REDUCE_SCATTER and isinstance(count, tuple):
-        return sent, result, count, op
-    return (sent, result, *ops, *roots)
-
-
 def get_method(operation: Operation, count: Count) -> str:
-    """Return the name of mpi4py's method for an operation on equal blocks, or on blocks of different sizes."""
+    """Return the name of MPI's function for equal blocks, or for blocks of different sizes, without `MPI_`."""
     return METHODS[operation] if isinstance(count, int) else UNEVEN_METHODS[operation]
 
 
-def specify_counts(operation: Operation, count: Count, rank: int, *, skips_own: bool = False) -> tuple[Any, Any]:
-    """Return the numbers of elements of input and output for mpi4py: one number, or a list with one per block.
-
-    mpi4py reads the items of a list faster than those of an array, and takes a tuple for counts and displacements.
-    Of an exchange, `skips_own` leaves out the block that this rank would send to itself.
-    """
-    if isinstance(count, int):
-        return count, count
-    if skips_own:
-        sent, received = (_skip(each, rank) for each in (count[: len(count) // 2], count[len(count) // 2 :]))
-        return sent, received
-    blocks = list(count)
-    match operation:
-        case Operation.ALL_TO_ALL:
-            return blocks[: len(count) // 2], blocks[len(count) // 2 :]
-        case Operation.REDUCE_SCATTER:
-            return sum(count), count[rank]
-        case Operation.SCATTER:
-            return blocks, count[rank]
-        case _:
-            return count[rank], blocks
-
-
-def list_sizes(operation: Operation, count: Count, rank: int, *, skips_own: bool) -> tuple[int, NDArray[np.int32]]:
-    """Return the elements of this rank's block (or of every block or vector), and the sizes that `MpiCall` takes."""
-    if isinstance(count, int):
-        return count, np.empty(0, np.int32)
-    ranks = len(count) // 2 if operation is Operation.ALL_TO_ALL else len(count)
-    counts = np.array(count, np.int32).reshape(-1, ranks)
-    begins = np.cumsum(counts, axis=1, dtype=np.int32) - counts
-    if skips_own:
-        counts[:, rank] = 0
-    return int(counts[0, rank]), np.stack([counts, begins], axis=1).ravel()
-
-
-def locate_own_block(own: tuple[slice, slice] | None, itemsize: int) -> tuple[int, int, int]:
-    """Return where a block of `find_own_block` begins in input and output, and its size, in bytes."""
-    if own is None:
-        return 0, 0, 0
-    sent, received = own
-    return sent.start * itemsize, received.start * itemsize, (sent.stop - sent.start) * itemsize
-
-
-def find_own_block(count: Count, itemsize: int, rank: int) -> tuple[slice, slice] | None:
-    """Return this rank's block for itself in the input and output of an uneven exchange, if hpccoll should copy it.
+def find_own_block(count: Count, itemsize: int, rank: int) -> tuple[int, int, int] | None:
+    """Return this rank's block for itself in an uneven exchange, if hpccoll should copy it.
 
     MPICH moves such a block through shared memory, which takes several times as long as a copy. No other rank depends
-    on who copies the block, so each rank decides by itself. Return None for blocks of less than `LEAST_OWN_BYTES`.
+    on who copies the block, so each rank decides by itself.
+
+    Returns:
+        The offsets of the block in input and output, and its size, in bytes; None for fewer than `LEAST_OWN_BYTES`.
     """
     if isinstance(count, int):
         return None
@@ -225,24 +147,4 @@ def find_own_block(count: Count, itemsize: int, rank: int) -> tuple[slice, slice
     own, at, out_at = count[rank], sum(count[:rank]), sum(count[ranks : ranks + rank])
     if own * itemsize < LEAST_OWN_BYTES or count[ranks + rank] != own:
         return None
-    return slice(at, at + own), slice(out_at, out_at + own)
-
-
-def _skip(blocks: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
-    """Return the counts of adjacent blocks without that of `rank`, and the displacements of all blocks."""
-    return [*blocks[:rank], 0, *blocks[rank + 1 :]], list(accumulate(blocks[:-1], initial=0))
-
-
-def specify_buffers(
-    call: CollectiveCall, source: Buffer | None, result: Buffer | None, counts: tuple[Any, Any]
-) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
-    """Return mpi4py's specifications of input and output: memory, counts of `specify_counts`, and datatype."""
-    datatype = get_datatype(call.operation, call.dtype, call.reduction)
-    # MPICH refuses equal addresses of input and output, also of an empty block in place.
-    is_alone = source is None or source.nbytes or not (result and result.nbytes)
-    sent = received = None
-    if source is not None:
-        sent = MPI.buffer.fromaddress(source.address if is_alone else 0, source.nbytes), counts[0], datatype
-    if result is not None:
-        received = MPI.buffer.fromaddress(result.address if result.nbytes else 0, result.nbytes), counts[1], datatype
-    return sent, received
+    return at * itemsize, out_at * itemsize, own * itemsize

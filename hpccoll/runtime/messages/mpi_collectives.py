@@ -14,80 +14,50 @@ use the blocking form.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 from mpi4py import MPI
 
 from hpccoll.errors import UnavailableError
 from hpccoll.plan import Operation
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
-from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, run_all
-from hpccoll.runtime.backoff import settle
-from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, describe_call
-from hpccoll.runtime.executable import raise_freed
-from hpccoll.runtime.messages.entry_check import EntryCheck
-from hpccoll.runtime.messages.mpi_calls import (
-    UserOps,
-    explain_refusal,
-    find_own_block,
-    get_method,
-    order_arguments,
-    specify_buffers,
-    specify_counts,
-)
+from hpccoll.runtime.arrays import BoundCall, run_all
+from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
+from hpccoll.runtime.executable import Executable
+from hpccoll.runtime.messages.library_call import MOST_ELEMENTS, LibraryCall
+from hpccoll.runtime.messages.mpi_calls import UserOps, explain_refusal
 from hpccoll.runtime.node_memory.node import NodeMemory
-from hpccoll.runtime.progress import NEVER, Progress
-from hpccoll.runtime.recorder.call_recorder import Begin, CallRecorder
+from hpccoll.runtime.progress import Progress
+from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.work import MpiTransfer
 
-MOST_ELEMENTS = 2**31 - 1  # largest count before MPI 4
+# A call with the buffers that MPI gets, its kind, the addresses of input and output, local work before and after it.
+TranslatedCall: TypeAlias = tuple[
+    CollectiveCall, LibraryCall, tuple[int, int], tuple[BoundCall, ...], tuple[BoundCall, ...]
+]
 
 
-@dataclass(frozen=True, slots=True)
-class _MpiCall:
-    """A collective as mpi4py's method and arguments, the calls before and after it, and the memory it uses."""
+class LibraryExecutable(Executable):
+    """A collective of the MPI library on given buffers."""
 
-    method: str
-    arguments: tuple[Any, ...]
-    prologue: tuple[BoundCall, ...]
-    epilogue: tuple[BoundCall, ...]
-    memories: tuple[FlatArray, ...]
-    module: ArrayModule
-
-    def surround(self, call: BoundCall) -> tuple[BoundCall, ...]:
-        """Return the calls of the prologue, then `call`, then the calls of the epilogue."""
-        return (*self.prologue, call, *self.epilogue)
-
-
-class LibraryExecutable:
-    """A collective of the MPI library on given buffers; see `Executable`."""
-
-    plan = None
+    __slots__ = ("_run",)
 
     def __init__(self, library: MpiCollectives, call: CollectiveCall) -> None:
+        super().__init__()
         self._run: BoundCall = library.bind_run(call)
-        self.live = True
-
-    @property
-    def calls(self) -> tuple[BoundCall, ...]:
-        """The calls to time one by one: only this executable, because MPI runs a collective in one call."""
-        return (self,)
 
     def run(self) -> None:
         """Run the collective once, and return when this rank's part is done."""
+        if not self.live:
+            self._require_live()
         self._run()
-
-    __call__ = run
 
     def free(self) -> None:
         """Release the references to the buffers; a later run raises UsageError."""
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Refuse later runs."""
-        self._run, self.live = raise_freed, False
+        super().free()
+        self._run = bool
 
 
 class MpiCollectives:
@@ -105,12 +75,12 @@ class MpiCollectives:
         takes_device_memory: Callable[[], bool],
         node: NodeMemory | None = None,
     ) -> None:
-        self.comm, self.progress, self.state = comm, progress, state
+        self.comm, self.progress, self.state, self.node = comm, progress, state, node
         self._takes_device_memory = takes_device_memory
         self._works_on_device: bool | None = None  # whether all ranks take device memory; None if not agreed on yet
         self._has_large_counts = MPI.Get_version()[0] >= 4
         self.uses_non_blocking = False  # the form changes once, at the first asynchronous call
-        self.ops, self.check = UserOps(), EntryCheck(node, comm.size)
+        self.ops = UserOps()
 
     def can_run(self, call: CollectiveCall, *, asynchronous: bool = False) -> bool:
         """Whether the library can run a call with the result that hpccoll promises; see `explain_refusal`."""
@@ -148,92 +118,51 @@ class MpiCollectives:
 
     def run(self, call: CollectiveCall) -> None:
         """Run a collective once and return when this rank's part is done; `can_run(call)` must be true."""
-        self.bind_run(call)()
+        self._run(self._translate(call))
 
     def bind_run(self, call: CollectiveCall) -> BoundCall:
-        """Return a function that runs a collective; `can_run(call)` must be true."""
-        mpi, check, begin = self._translate(call), self._bind_check(call), self.bind_begin(call)
-        blocking, start = self._bind_blocking(mpi), self._bind_non_blocking(mpi)
-        in_blocking_form = (*check, *mpi.surround(partial(self.progress.call, blocking)))
-        in_other_form = mpi.surround(partial(self._complete, start))
+        """Return a function that runs a collective on the buffers of `call`, and keeps them alive."""
+        return partial(self._run, self._translate(call))
 
-        def run() -> None:
-            """Record the call, and run the collective."""
-            with self.state.record(begin):
-                is_blocking = mpi.module.on_device or not self.uses_non_blocking
-                run_all(in_blocking_form if is_blocking else in_other_form)
-
-        return run
-
-    def bind_begin(self, call: CollectiveCall) -> Begin:
-        """Return a function that records the beginning of a blocking call of the library."""
-        return self.state.bind(call.operation.value, describe_call(self.state, call, None))
+    def _run(self, translated: TranslatedCall) -> None:
+        """Run a collective and the local work before and after it."""
+        call, kind, addresses, before, after = translated
+        for step in before:
+            step()
+        is_nonblocking = self.uses_non_blocking and not call.module.on_device
+        is_recorded = is_nonblocking or not self.progress.operations
+        native = kind.get_native(is_nonblocking=is_nonblocking, is_recorded=is_recorded)
+        function = call.module.bind_device(partial(native, *addresses))
+        if is_recorded:
+            function()
+        else:  # in another thread, whose end must not change what this thread records after an exception
+            with self.state.record(partial(self.state.begin, kind.name, kind.description)):
+                self.progress.call(function)
+        for step in after:
+            step()
 
     def start(self, call: CollectiveCall) -> MpiTransfer:
         """Start a collective and return at once; `can_run(call)` must be true."""
         self.use_non_blocking()
-        mpi = self._translate(call)
-        run_all(mpi.prologue)
-        description = f"rank {self.comm.rank}: MPI's {call.operation.value}"
-        return MpiTransfer(description, [self._bind_non_blocking(mpi)()], list(mpi.epilogue), keep=mpi.memories)
-
-    def get_non_blocking_method(self, method: str) -> Callable[..., MPI.Request]:
-        """Return the non-blocking form of mpi4py's `method`, which starts the collective and returns its request."""
-        start: Callable[..., MPI.Request] = getattr(self.comm, f"I{method.lower()}")
-        return start
+        call, kind, addresses, before, after = self._translate(call)
+        run_all(before)
+        return kind.start_at(*addresses, after, (call,))
 
     def use_non_blocking(self) -> None:
         """Use the non-blocking form from now on, as asynchronous operations may be in flight."""
         self.uses_non_blocking = True
 
-    def _complete(self, start: Callable[..., MPI.Request], *arguments: Any) -> None:
-        """Start a request and block until it is complete; meanwhile advance the operations in flight."""
-        request: MPI.Request | None = None
-        try:
-            request = start(*arguments)
-            if self.progress.operations or self.progress.deadline != NEVER:
-                self.progress.wait_until(request.Test)
-            else:
-                request.Wait()
-        except BaseException:
-            # If `request` is None, a signal handler may have raised after MPI had started the operation.
-            settle([self.progress.poll_mpi if request is None else request.Test])
-            raise
-
-    def _bind_check(self, call: CollectiveCall) -> tuple[BoundCall, ...]:
-        """Return the calls that compare the ranks' calls before the blocking form."""
-        if call.module.on_device or call.is_uneven_exchange:
-            return ()
-        dtype = call.dtype
-        return self.check.bind(call.operation, call.root, call.count, dtype.name, dtype.itemsize, call.reduction.name)
-
-    def _bind_blocking(self, mpi: _MpiCall) -> BoundCall:
-        """Return a call that runs the collective in its blocking form; runs nothing itself."""
-        return mpi.module.bind_device(partial(getattr(self.comm, mpi.method), *mpi.arguments))
-
-    def _bind_non_blocking(self, mpi: _MpiCall) -> Callable[[], MPI.Request]:
-        """Return a call that starts the collective and returns its MPI request; starts nothing itself."""
-        return partial(self.get_non_blocking_method(mpi.method), *mpi.arguments)
-
-    def _translate(self, call: CollectiveCall) -> _MpiCall:
-        """Return a call as mpi4py's method and arguments; allocates memory if MPI cannot use the user's memory."""
-        call, prologue, in_place = bind_prologue(call, self.comm.rank)
-        epilogue = bind_epilogue(call, self.comm.size)
-        module, source, result = call.module, call.source, call.result
+    def _translate(self, call: CollectiveCall) -> TranslatedCall:
+        """Return what carries out a call; allocates memory if MPI cannot use the user's memory."""
+        call, before, in_place = bind_prologue(call, self.comm.rank)
+        after, module, source, result = bind_epilogue(call, self.comm.size), call.module, call.source, call.result
         if call.operation is Operation.REDUCE_SCATTER and in_place and source and result:
             # `block` receives it, because MPI's reduce_scatter in place would write it to the front of the input.
             block = module.empty(result.count, call.dtype)
-            epilogue = (module.bind_copy(result.flat, block), *epilogue)
-            result, in_place = replace(result, flat=block, address=module.get_address(block)), False
-        is_apart = call.is_uneven_exchange and not call.library  # the library copies the block if it is asked for
-        own = find_own_block(call.count, call.dtype.itemsize, self.comm.rank) if is_apart else None
-        if own is not None and source and result:
-            prologue = (*prologue, module.bind_copy(result.flat[own[1]], source.flat[own[0]]))
+            after = (module.bind_copy(result.flat, block), *after)
+            result = replace(result, flat=block, address=module.get_address(block))
+            call, in_place = replace(call, result=result), False
         if module.on_device:
-            prologue = (*prologue, module.synchronize)
-        counts = specify_counts(call.operation, call.count, self.comm.rank, skips_own=own is not None)
-        specified = specify_buffers(call, source, result, counts)
-        op = self.ops.get(call.dtype, call.reduction) if call.operation.reduces else None
-        arguments = order_arguments(call.operation, *specified, op, call.root, in_place, call.count)
-        memories = tuple(buffer.flat for buffer in (source, result) if buffer)
-        return _MpiCall(get_method(call.operation, call.count), arguments, prologue, epilogue, memories, module)
+            before = (*before, module.synchronize)
+        addresses = source.address if source else 0, result.address if result else 0
+        return call, LibraryCall(self, call, in_place=in_place), addresses, before, after

@@ -20,7 +20,7 @@ _NAMES: Final = "MPI_Isend", "MPI_Irecv", "MPI_Isend_c", "MPI_Irecv_c", "MPI_Tes
 
 def _raise_error(name: str, code: int) -> NoReturn:
     """Raise the error for a collective that MPI refused; `code` is MPI's error code."""
-    raise explain_mpi_error(MPI.Exception(code), name)
+    raise explain_mpi_error(MPI.Exception(code), name) from None
 
 
 @cache

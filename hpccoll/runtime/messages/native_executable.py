@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Final, cast
+from typing import cast
 
-import numpy as np
-
-from hpccoll.native import MemoryTable, MessageCall, MessageRun, Program
-from hpccoll.runtime.arrays import BoundCall, ScratchPool
-from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
+from hpccoll.native import MemoryTable, MessageCall, Program
+from hpccoll.runtime.arrays import BoundCall, ScratchPool, run_all
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.instructions import (
-    RESULT,
-    SCRATCH,
-    SOURCE,
-    TILE_BYTES,
-    as_words,
-    divide_row,
-    make_rows,
-)
-from hpccoll.runtime.lowering import MemoryKind, MemoryRange
-from hpccoll.runtime.messages.executable import BLOCKING_TAG, MessageExecutable
+from hpccoll.runtime.instructions import make_locate, make_rows
+from hpccoll.runtime.messages.executable import MessageExecutable
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
+from hpccoll.runtime.native_plan import NativeExecutable, make_program
 from hpccoll.runtime.plain_arrays import get_address
-from hpccoll.runtime.plan_executable import Context, PlanExecutable, PlanKind
+from hpccoll.runtime.plan_executable import BLOCKING_TAG, Context, PlanKind
 from hpccoll.runtime.progress import InFlight
+from hpccoll.runtime.queued_run import NativeRun
 from hpccoll.selection import Selection
 
-_NUMBERS: Final = (SOURCE, RESULT, SCRATCH, SCRATCH)  # the numbers of memories, in the order of MemoryKind
 
+class NativeMessageExecutable(NativeExecutable):
+    """A plan of messages on given host buffers; asynchronous runs have the tag `tag`."""
 
-class NativeMessageExecutable(PlanExecutable):
-    """A plan of messages on given host buffers; see `Executable` and `PlanExecutable`."""
-
-    __slots__ = ("_addresses", "_call_by_call", "_selection", "_tag")
+    __slots__ = ("_call_by_call", "_selection", "_tag")
 
     def __init__(self, context: Context, call: CollectiveCall, selection: Selection, tag: int = BLOCKING_TAG) -> None:
-        super().__init__(context, call, selection, None)
-        self._after, self._tag = (), tag  # the program divides
-        self._selection, self._call_by_call = selection, cast("MessageExecutable | None", None)
-        source, result = (buffer.address if buffer else 0 for buffer in (self._call.source, self._call.result))
-        self._addresses = source, result
+        super().__init__(context, call, selection)
+        self._tag, self._selection, self._call_by_call = tag, selection, cast("MessageExecutable | None", None)
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
@@ -52,24 +38,20 @@ class NativeMessageExecutable(PlanExecutable):
             self._call_by_call.bind()
         return self._call_by_call.calls
 
-    def run(self) -> None:
-        """The function that runs the collective once on this executable's buffers."""
-        self._require_live()
-        for step in self._before:
-            step()
-        get_message_call(self._kind)(*self._addresses)
+    def _find_native(self) -> MessageCall:
+        """Return the native call of this kind."""
+        return get_message_call(self._kind)
 
-    def start(self) -> NativeMessageRun:
-        """Do the local work before the plan, and return the run in flight, whose `advance` posts its messages."""
-        self._require_live()
-        for step in self._before:
-            step()
+    def make_start(self) -> Callable[[int, int, object], InFlight]:
+        """Return a function that does the local work before the plan and starts a run; see `NativeExecutable`."""
         native = make_message_call(self._kind, ScratchPool())
-        return NativeMessageRun(native.start(*self._addresses, self._tag, self._call))
 
-    def get_native(self) -> MessageCall | None:
-        """Return the native call, which runs on any addresses; None if there is local work before the plan."""
-        return None if self._before else get_message_call(self._kind)
+        def start(source: int, result: int, keep: object) -> NativeRun:
+            """Start a run at these addresses; its `advance` posts the messages."""
+            run_all(self._before)
+            return NativeRun(native.start(source, result, self._tag, keep))
+
+        return start
 
     def free(self) -> None:
         """Free the executable; a later run raises UsageError."""
@@ -84,16 +66,9 @@ def get_message_call(kind: PlanKind) -> MessageCall:
 
 
 def make_message_call(kind: PlanKind, pool: ScratchPool) -> MessageCall:
-    """Return a native call of a kind with scratch memory from a pool; the program of a kind is made once.
-
-    Raises:
-        ReductionError: the array module does not know the reduction for this dtype.
-    """
-    context, call = kind.context, kind.call
-    if call.operation.reduces:
-        call.module.require_reduction(call.reduction.function, call.dtype)
-    lowered, progress = kind.lower(), context.progress
-    scratch = pool.take(call.module, call.dtype, lowered.work + lowered.landing)
+    """Return a native call of a kind with scratch memory from a pool; the program of a kind is made once."""
+    context, lowered, progress = kind.context, kind.lower(), kind.context.progress
+    scratch = pool.take(kind.call.module, kind.call.dtype, lowered.work + lowered.landing)
     return MessageCall(
         get_mpi_functions(),
         context.get_native(kind.make_key("program of messages"), partial(_make_program, kind)),
@@ -110,42 +85,9 @@ def make_message_call(kind: PlanKind, pool: ScratchPool) -> MessageCall:
 
 def _make_program(kind: PlanKind) -> Program:
     """Return the native program of a kind; its memories are input, output and scratch."""
-    call, program, ranks = kind.call, kind.lower(), kind.context.comm.size
-    itemsize, work = call.dtype.itemsize, program.work
-
-    def locate(place: MemoryRange) -> tuple[int, int]:
-        """Return the number of the memory that contains a range, and the offset there in bytes."""
-        start = place.start + work * (place.memory is MemoryKind.LANDING)
-        return _NUMBERS[place.memory], start * itemsize
-
-    rows, requests = make_rows(program.instructions, locate, itemsize, program.round_starts)
-    source, result = kind.nbytes
-    divider = None
-    if call.reduction.divides and result:
-        rows.append(divide_row(result))
-        divider = make_divider(ranks, call.dtype)
-    limits = np.array([source, result, (work + program.landing) * itemsize], np.int64)
-    reducer = make_reducer(call.reduction.function, call.dtype) if call.operation.reduces else None
-    return Program(as_words(rows), limits, reducer, divider, TILE_BYTES, -1, requests, ranks)
-
-
-class NativeMessageRun(InFlight):
-    """A plan of messages in flight, which the progress thread of the extension advances, too."""
-
-    __slots__ = ("_run",)
-
-    def __init__(self, run: MessageRun) -> None:
-        super().__init__()
-        self._run = run
-
-    def _advance(self) -> bool:
-        """Advance the native run without blocking; return whether it is complete."""
-        return self._run.advance()
-
-    def is_settled(self) -> bool:
-        """Whether the messages that the run has begun to send are sent."""
-        return self._run.is_sent()
-
-    def abandon(self) -> None:
-        """Take the run from the progress thread."""
-        self._run.abandon()
+    program, itemsize = kind.lower(), kind.call.dtype.itemsize
+    rows, requests = make_rows(
+        program.instructions, make_locate(program.work, itemsize), itemsize, program.round_starts
+    )
+    scratch = (program.work + program.landing) * itemsize
+    return make_program(kind, rows, scratch, divides=True, requests=requests)

@@ -19,7 +19,7 @@ from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.layout import CallKind
 from hpccoll.runtime.recorder.waits import WaitReason
-from hpccoll.runtime.work import MessageWork, MpiTransfer, Work, explain_failed_message, explain_wrong_size
+from hpccoll.runtime.work import MessageWork, MpiTransfer, Work, explain_mpi_error, explain_wrong_size
 
 ArrayT = TypeVar("ArrayT")
 # The state of a message of `Messenger.exchange`: whether it is pending, its request, the place of its entry in the
@@ -28,7 +28,6 @@ ExchangedMessage: TypeAlias = tuple[bool, int, int, int, int, int]
 LONGEST_SEGMENT: Final = 2**30  # bytes; MPI counts in 32 bits
 PROC_NULL: Final = MPI.PROC_NULL  # in place of a rank: no rank, so that a message is neither sent nor received
 ANY_SOURCE: Final = MPI.ANY_SOURCE
-_SEND, _RECEIVE = CallKind.SEND, CallKind.RECEIVE  # a look-up in an Enum takes 50 ns longer than a global name
 MOST_DESCRIPTIONS: Final = 512  # kept for kinds of messages: peer, tag, dtype and size
 
 
@@ -60,27 +59,7 @@ class PointToPoint:
         `dest` None or PROC_NULL sends nothing.
         """
         work: Work[None] = self.messenger.start(True, x, dest, tag)
-        if work is not NotImplemented:
-            return work
-        if dest is None or dest == PROC_NULL:
-            return self._skip(x, tag, None, writable=False)
-        self.require_peer("dest", dest, tag)
-        key = self._find_plain(_SEND, x, dest, tag)
-        if key in self._plain:
-            record = self._state.start_message("send", self._plain[key], (dest,))
-            request = self._comm.Isend((as_mpi_buffer(x), MPI.BYTE), dest, tag)
-            transfer = MpiTransfer(f"rank {self._rank}: sending to rank {dest}", [request], [], (), (x,))
-            return self._track(transfer, None, record)
-        buffer = as_buffer(x, "x", writable=False)
-        record = self._record(_SEND, buffer, dest, tag, key)
-        host = self._take_pinned(buffer)
-        if host is not None:
-            buffer.module.bind_copy_to_host(host, buffer.flat)()
-        buffer.module.synchronize()  # the stream may still be writing x, or copying it to the host
-        payload = buffer.module.as_bytes(buffer.flat) if host is None else host
-        requests = [self._comm.Isend([segment, MPI.BYTE], dest, tag) for segment in cut_payload(buffer, payload)]
-        transfer = MpiTransfer(f"rank {self._rank}: sending to rank {dest}", requests, [], (), (x, payload))
-        return self._track(transfer, None, record)
+        return self._start(True, x, PROC_NULL if dest is None else dest, tag) if work is NotImplemented else work
 
     def irecv(self, x: ArrayT, source: Any, tag: int) -> Work[ArrayT]:
         """Start receiving from rank `source` into `x`; waits for the current stream if `x` is in device memory.
@@ -88,36 +67,51 @@ class PointToPoint:
         `source` None or ANY_SOURCE receives from any rank; PROC_NULL receives nothing.
         """
         work: Work[ArrayT] = self.messenger.start(False, x, source, tag)
-        if work is not NotImplemented:
-            return work
-        if source is None:
-            source = ANY_SOURCE
-        elif source == PROC_NULL:
-            return self._skip(x, tag, x, writable=True)
-        named = source != ANY_SOURCE
-        self.require_peer("source", source if named else 0, tag)
-        peer, sender = (source, f"rank {source}") if named else (None, "any rank")
-        key = self._find_plain(_RECEIVE, x, peer, tag)
-        description = f"rank {self._rank}: receiving from {sender}"
-        if key in self._plain:
-            record = self._state.start_message("recv", self._plain[key], (source,) if named else ())
-            memory = MPI.buffer(as_mpi_buffer(x))
-            request = self._comm.Irecv((memory, MPI.BYTE), source, tag)
-            return self._track(MpiTransfer(description, [request], [], [memory.nbytes], (x,)), x, record)
-        buffer = as_buffer(x, "x", writable=True)
-        if buffer.nbytes > LONGEST_SEGMENT and not named:
-            raise UsageError(f"x has {buffer.nbytes} bytes; pass source for messages of more than {LONGEST_SEGMENT}")
-        record = self._record(_RECEIVE, buffer, peer, tag, key)
-        host = self._take_pinned(buffer)
-        buffer.module.synchronize()  # a queued kernel may still read x
-        payload = buffer.module.as_bytes(buffer.flat) if host is None else host
-        segments = cut_payload(buffer, payload)
-        requests = [self._comm.Irecv([segment, MPI.BYTE], source, tag) for segment in segments]
-        last: list[BoundCall] = []
-        if host is not None:  # the copy must be done before the pinned memory is given back
-            last = [buffer.module.bind_copy_from_host(buffer.flat, host), buffer.module.synchronize]
-        sizes = [segment.nbytes for segment in segments]
-        return self._track(MpiTransfer(description, requests, last, sizes, (x, payload)), x, record)
+        return self._start(False, x, ANY_SOURCE if source is None else source, tag) if work is NotImplemented else work
+
+    def _start(self, sends: bool, x: Any, peer: Any, tag: int) -> Work[Any]:
+        """Start sending `x` to rank `peer`, or receiving into it from `peer`; `isend` and `irecv` describe `peer`."""
+        if peer == PROC_NULL:
+            return self._skip(x, tag, None if sends else x, writable=not sends)
+        named, start = sends or peer != ANY_SOURCE, self._comm.Isend if sends else self._comm.Irecv
+        self.require_peer("dest" if sends else "source", peer if named else 0, tag)
+        rank, last = peer if named else None, list[BoundCall]()
+        keep: tuple[Any, ...] = (x,)
+        name, peers, description = self._name_message(sends, rank)
+        key = self._find_plain(sends, x, rank, tag)
+        if (known := self._plain.get(key)) is not None:
+            record = self._state.start_message(name, known, peers)
+            segments = [as_mpi_buffer(x)]
+        else:
+            buffer = as_buffer(x, "x", writable=not sends)
+            if (nbytes := buffer.nbytes) > LONGEST_SEGMENT and not named:
+                raise UsageError(f"x has {nbytes} bytes; pass source for messages of more than {LONGEST_SEGMENT}")
+            record = self._state.start_message(name, self._describe(sends, buffer, rank, tag, key), peers)
+            module, host = buffer.module, self._take_pinned(buffer)
+            if host is not None and sends:
+                module.bind_copy_to_host(host, buffer.flat)()
+            elif host is not None:  # the copy must be done before the pinned memory is given back
+                last = [module.bind_copy_from_host(buffer.flat, host), module.synchronize]
+            module.synchronize()  # the stream may still be writing x, copying it to the host, or reading it
+            payload = module.as_bytes(buffer.flat) if host is None else host
+            segments, keep = cut_payload(buffer, payload), (x, payload)
+        requests = [start([segment, MPI.BYTE], peer, tag) for segment in segments]
+        sizes = [] if sends else [segment.nbytes for segment in segments]
+        transfer = MpiTransfer(description, requests, last, sizes, keep)
+        transfer.awaited = record
+        record.mark_started()
+        if not transfer.advance():
+            self._progress.add_transfer(transfer)
+        return Work(self._rank, self._progress, transfer, None if sends else x)
+
+    def _name_message(self, sends: bool, peer: int | None) -> tuple[str, tuple[int, ...], str]:
+        """Return the name of a message for the recorder, its peers, and its description for error messages.
+
+        `peer` None means any rank.
+        """
+        other, peers = ("any rank", ()) if peer is None else (f"rank {peer}", (peer,))
+        name, doing = ("send", "sending to") if sends else ("recv", "receiving from")
+        return name, peers, f"rank {self._rank}: {doing} {other}"
 
     def finish_exchange(
         self, states: tuple[ExchangedMessage | None, ExchangedMessage | None], out: Any, source: Any, x: Any, dest: Any
@@ -141,11 +135,9 @@ class PointToPoint:
     def _adopt(self, sends: bool, state: ExchangedMessage, array: Any, peer: int | None) -> Work[Any]:
         """Return the handle of a message that the extension has begun; raise the error if the message has failed."""
         is_pending, request, place, error, received, sender = state
-        name, peers = "send" if sends else "recv", () if peer is None else (peer,)
-        doing, other = "sending to" if sends else "receiving from", "any rank" if peer is None else f"rank {peer}"
-        description = f"rank {self._rank}: {doing} {other}"
+        name, peers, description = self._name_message(sends, peer)
         if error:
-            raise explain_failed_message(description, MPI.Exception(error), receives=not sends)
+            raise explain_mpi_error(MPI.Exception(error), description, receives=not sends)
         if not is_pending and not sends and received != array.nbytes:
             raise explain_wrong_size(description, received, array.nbytes)
         requests = [MPI.Request.fromhandle(request)] if is_pending else []
@@ -158,13 +150,24 @@ class PointToPoint:
 
     def _describe_native(self, sends: bool, x: Any, peer: int, tag: int) -> tuple[bytes, int]:
         """Return the description of a message for the recorder, and the bytes of an element of the array `x`."""
-        buffer = as_buffer(x, "x", writable=not sends)
-        name, kind = ("send", _SEND) if sends else ("recv", _RECEIVE)
-        root, dtype = max(peer, -1), buffer.dtype  # no rank is noted for a message from any rank
+        buffer, rank = as_buffer(x, "x", writable=not sends), None if peer == ANY_SOURCE else peer
+        return self._describe(sends, buffer, rank, tag, None), buffer.dtype.itemsize
+
+    def _describe(self, sends: bool, buffer: Buffer, peer: int | None, tag: int, key: Hashable) -> bytes:
+        """Return the description of a message for the recorder, which is kept under `key` unless `key` is None.
+
+        `peer` None means any rank.
+        """
+        name, kind = ("send", CallKind.SEND) if sends else ("recv", CallKind.RECEIVE)
+        root = -1 if peer is None else peer
         description = self._state.describe(
-            name, kind=kind, count=buffer.count, dtype=dtype.name, root=root, tag=tag, asynchronous=True
+            name, kind=kind, count=buffer.count, dtype=buffer.dtype.name, root=root, tag=tag, asynchronous=True
         )
-        return description, dtype.itemsize
+        if key is not None:
+            if len(self._plain) >= MOST_DESCRIPTIONS:
+                self._plain.clear()
+            self._plain[key] = description
+        return description
 
     def take_exception(self, call: str, before: int, error: BaseException) -> None:
         """Make the communicator unusable if an exception in `call` came after its first message had begun.
@@ -186,9 +189,7 @@ class PointToPoint:
 
     def _settle(self) -> None:
         """Cancel the receives of this communicator, and wait up to SETTLE_S seconds for its sends."""
-        state = self._state
-        self._progress.hand_over()
-        pending = [each for each in self._progress.transfers if each.awaited and each.awaited.state is state]
+        state, pending = self._state, self._progress.list_transfers(self._state)
         for transfer in pending:
             if isinstance(transfer, MpiTransfer):
                 transfer.cancel_receive()
@@ -197,44 +198,18 @@ class PointToPoint:
 
     def finish(self) -> None:
         """Block until this communicator's sends and receives in flight are done; other operations advance meanwhile."""
-        self._progress.hand_over()
-        for transfer in list(self._progress.transfers):
-            if transfer.awaited is not None and transfer.awaited.state is self._state:
-                self._progress.wait_until(transfer.advance)
+        for transfer in self._progress.list_transfers(self._state):
+            self._progress.wait_until(transfer.advance)
 
     def abandon(self) -> None:
         """Leave all messages to Python, where the communicator refuses them; for a forked child process."""
         self.messenger.close()
 
-    def _find_plain(self, kind: CallKind, x: Any, peer: int | None, tag: int) -> Hashable:
+    def _find_plain(self, sends: bool, x: Any, peer: int | None, tag: int) -> Hashable:
         """Return the kind of a message (key of `_plain`); None if `x` must be checked, cut into segments or copied."""
         if not is_plain(x) or not 0 < x.nbytes <= LONGEST_SEGMENT:
             return None
-        return kind, x.dtype, x.nbytes, peer, tag
-
-    def _record(self, kind: CallKind, buffer: Buffer, peer: int | None, tag: int, key: Hashable) -> WaitReason:
-        """Record the beginning of a send to rank `peer`, or of a receive from it or from any rank.
-
-        The description for the recorder is kept under `key`, unless `key` is None.
-        """
-        name, dtype = "send" if kind is _SEND else "recv", buffer.dtype
-        root = -1 if peer is None else peer
-        description = self._state.describe(
-            name, kind=kind, count=buffer.count, dtype=dtype.name, root=root, tag=tag, asynchronous=True
-        )
-        if key is not None:
-            if len(self._plain) >= MOST_DESCRIPTIONS:
-                self._plain.clear()
-            self._plain[key] = description
-        return self._state.start_message(name, description, () if peer is None else (peer,))
-
-    def _track(self, transfer: MpiTransfer, result: ArrayT, awaited: WaitReason) -> Work[ArrayT]:
-        """Return the handle of a transfer; until the transfer is done, each wait of this process advances it."""
-        transfer.awaited = awaited
-        awaited.mark_started()
-        if not transfer.advance():
-            self._progress.add_transfer(transfer)
-        return Work(self._rank, self._progress, transfer, result)
+        return sends, x.dtype, x.nbytes, peer, tag
 
     def _take_pinned(self, buffer: Buffer) -> Any:
         """Return new pinned host memory of the buffer's size if MPI cannot take the buffer, else None."""

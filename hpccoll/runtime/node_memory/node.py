@@ -1,9 +1,11 @@
 """The memory that the ranks of a node share for one communicator: barriers, staging slots, symmetric buffers.
 
 The ranks of a node map one segment, whatever their number. The segment starts with the words that synchronise the
-barriers and the slots: a line of words per rank for each barrier and each slot. The buffers of the slots follow, those
-of a rank side by side. Plans on one node use two slots in turn, so that a rank can fill one while others still read the
-other. Pipelines (two-level plans) have a barrier and slots of their own.
+ranks: a line of words per rank for each barrier and each pipeline slot. The buffers of the slots follow, those of a
+rank side by side. Plans on one node use two slots in turn, so that a rank can fill one while others still read the
+other. Pipelines (two-level plans) have a barrier and slots of their own. Each pipeline slot carries one segment of a
+collective, and has counters: a rank counts its arrival, works on other slots, and tests later whether all ranks have
+arrived, so the ranks may use the slots in different orders.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.errors import DEBUG_HINT, MismatchError, UnavailableError, UsageError
+from hpccoll.native import ArrivalCounter, NodeBarrier
 from hpccoll.runtime.job import RankLayout
 from hpccoll.runtime.node_memory.cross_memory import find_readable_processes
 from hpccoll.runtime.node_memory.file_memory import file_memories, is_in_file
-from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT, make_barrier
-from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
+from hpccoll.runtime.node_memory.node_barrier import FINGERPRINT
 from hpccoll.runtime.node_memory.segment import MappedSegment, Words, map_segment, words
-from hpccoll.runtime.node_memory.symmetric import SymmetricBuffers
+from hpccoll.runtime.node_memory.symmetric import Bytes, SymmetricBuffers
 from hpccoll.runtime.progress import Progress
 
 STAGING_SLOTS: Final = 2
@@ -60,19 +62,23 @@ class NodeMemory:
         self.slot_bytes = choose_slot_bytes(most_bytes, staging + pipelines, max(layout.ranks_per_node))
         self.problem = ""
         segment: MappedSegment | None = None
-        words_bytes = -(-(2 + staging + pipelines) * len(self.ranks) * _LINE_BYTES // PAGESIZE) * PAGESIZE
+        words_bytes = -(-(2 + pipelines) * len(self.ranks) * _LINE_BYTES // PAGESIZE) * PAGESIZE
         try:
             # Pages are allocated at the first access, because most communicators never use the slots.
             nbytes = words_bytes + len(self.ranks) * (staging + pipelines) * self.slot_bytes
             segment = map_segment(comm, self.ranks, nbytes, reserve=False)
         except UnavailableError as error:  # the same on every rank; algorithms that only send messages still work
             self.problem = str(error)
+        waits = progress.attend, progress.operations, progress.transfers
         self.barrier, self.pipeline_barrier = (
-            make_barrier(self._lines(segment, kind), self.row, layout.oversubscribed, progress) for kind in range(2)
+            NodeBarrier(self._lines(segment, kind), self.row, layout.oversubscribed, *waits) for kind in range(2)
         )
         self.barrier_lines = self._lines(segment, 0)
         slots = self._slots(segment, words_bytes, staging + pipelines) if segment is not None else ()
         self.slots, self.pipeline_slots = slots[:staging], slots[staging:]
+        self.pipeline_counters = tuple(
+            ArrivalCounter(self._lines(segment, 2 + number), self.row) for number in range(len(self.pipeline_slots))
+        )
         self.readable = find_readable_processes(comm, self.ranks)  # None without cross-memory attach
 
     def _is_in_use(self, address: int, nbytes: int) -> bool:
@@ -80,20 +86,23 @@ class NodeMemory:
         return any(run.accesses(address, nbytes) for run in (*self.runs, *self.pipelines))
 
     def _lines(self, segment: MappedSegment | None, kind: int) -> Words:
-        """Return a cache line of words per rank, for use number `kind`; private memory if there is no segment."""
+        """Return a line of words per rank, for synchronisation; private memory if there is no segment.
+
+        `kind` is 0 for the barrier, 1 for the barrier of pipelines, and 2 or more for the counters of a pipeline slot.
+        """
         rows, columns = len(self.ranks), _LINE_BYTES // 8
         if segment is None:
             return np.zeros((rows, columns), np.uint64)
         return words(segment, rows, columns, kind * rows * _LINE_BYTES)
 
-    def _slots(self, segment: MappedSegment, begin: int, count: int) -> tuple[PipelineSlot, ...]:
-        """Return `count` slots in a segment, in which the slots' buffers start at byte `begin`."""
+    def _slots(self, segment: MappedSegment, begin: int, count: int) -> tuple[dict[int, Bytes], ...]:
+        """Return `count` slots in a segment, in which the slots' buffers start at byte `begin`.
+
+        A slot is a dictionary with the buffer of each rank of the node, by rank.
+        """
         shape = len(self.ranks), count, self.slot_bytes
         buffers = np.frombuffer(segment, np.uint8, math.prod(shape), begin).reshape(shape)
-        memory = [dict(zip(self.ranks, buffers[:, number], strict=True)) for number in range(count)]
-        return tuple(
-            PipelineSlot(self._lines(segment, 2 + number), self.row, memory[number]) for number in range(count)
-        )
+        return tuple(dict(zip(self.ranks, buffers[:, number], strict=True)) for number in range(count))
 
     def require(self, name: str) -> None:
         """Raise an error unless all ranks can share memory; `name` is the algorithm or feature that needs it.
@@ -156,7 +165,7 @@ class NodeMemory:
             self.device = None
         self.barrier.free()
         self.pipeline_barrier.free()
-        self.slots = self.pipeline_slots = ()
+        self.slots = self.pipeline_slots = self.pipeline_counters = ()
         self.barrier_lines = self.barrier_lines[:0].copy()
         self.pipelines.clear()
         self.runs.clear()

@@ -4,9 +4,8 @@ All ranks make the same collective calls in the same order, so they give a call 
 number c may have to wait for the ranks that have made fewer than c calls. Messages are numbered on each rank
 separately.
 
-A function that runs a collective often calls `begin`, which `CallRecorder.bind` has made for this collective, and then
-`CallRecorder.end` or, after an exception, `CallRecorder.fail`, as the functions of `CallRecorder.surround` do. Both
-together take 0.25 us.
+Native calls record themselves (native/recorder_types.c). Python code records a blocking collective by the context
+managers `CallRecorder.record` and `CallRecorder.call`.
 
 An exception that is not hpccoll's own (from a signal handler, or KeyboardInterrupt) may leave a collective half done,
 or a message without its match. The communicator is then unusable: its later calls raise an error, on this rank and,
@@ -19,11 +18,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn
 
 from hpccoll.errors import CommunicationError, HpccollError, RankLostError, UsageError, WaitTimeoutError
 from hpccoll.native import CallCounter
@@ -32,16 +30,6 @@ from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
 from hpccoll.runtime.recorder.interruption import INTERRUPTED, Interruption, LoopExit, LostRanks
 from hpccoll.runtime.recorder.layout import CallKind
 from hpccoll.runtime.recorder.waits import BackgroundWait, RecordedWait, SurvivorWait, WaitReason
-
-NO_MARKS: Final[Mapping[int, Callable[[], None]]] = MappingProxyType({})
-# Records the beginning of a blocking collective call, and returns the place of its entry for `end` and `fail`.
-Begin: TypeAlias = Callable[[], int]
-
-
-def is_round_mark(call: Callable[[], object]) -> bool:
-    """Whether a call is a function that `CallRecorder.bind_rounds` has made."""
-    return isinstance(call, partial) and getattr(call.func, "__name__", "") == "__setitem__"
-
 
 LOSS_S: Final = 1.5  # after an error of MPI that may be due to a dead rank, until the death must be known
 LOSS_POLL_S: Final = 0.001
@@ -70,8 +58,8 @@ class CallRecorder(CallCounter):
     """
 
     __slots__ = (
-        "_begin_by_name", "announce", "communicator", "end", "fail", "interruption", "kept",
-        "loop_exit", "on_interruption", "rank", "recorder", "settle", "size", "survives",
+        "announce", "communicator", "interruption", "kept", "loop_exit", "on_interruption", "rank", "recorder",
+        "settle", "size", "survives",
     )  # fmt: skip
 
     def __init__(self, recorder: FlightRecorder | None = None) -> None:
@@ -85,8 +73,6 @@ class CallRecorder(CallCounter):
         self.settle: Callable[[], object] = bool
         self.kept: list[object] = []
         self.recorder = recorder if recorder is not None else FlightRecorder(None, 0, 1)
-        self.end, self.fail = self._bind_end(), self._bind_fail()
-        self._begin_by_name: dict[str, Begin] = {}
 
     def open(self, communicator: int, rank: int, size: int, members: tuple[int, ...] | None, name: str = "") -> None:
         """Set the id of the communicator, and list the communicator in the recorder's tables."""
@@ -101,73 +87,44 @@ class CallRecorder(CallCounter):
         """Return the bytes that the entries of a call share; `FlightRecorder.describe` lists the fields."""
         return self.recorder.describe(self.communicator, operation, **fields)
 
-    def bind(self, name: str, description: bytes) -> Begin:
-        """Return a function that counts a blocking collective call and records its beginning."""
-        take_entry, memory = self.recorder.take_entry, self.recorder.memory
-        pack, read_clock = layout.ENTRY.pack_into, time.monotonic_ns
+    def begin(self, name: str, description: bytes) -> int:
+        """Count a blocking collective call and record its beginning; return the place of its entry, for `end`."""
+        if self.current is not None:
+            self.refuse_call()
+        self.current = name
+        self._count()
+        try:  # a signal handler may raise
+            return self._write_entry(self.count, description)
+        except BaseException as error:
+            self.take_exception(name, error)
+            raise
 
-        def begin() -> int:
-            """Count the call and record its beginning; `CallRecorder` describes the place that is returned."""
-            if self.current is not None:
-                self.refuse_call()
-            self.current = name
-            self.count = number = self.count + 1
-            if number == self.kill_at:
-                signal.raise_signal(signal.SIGKILL)
-            try:  # a signal handler may raise
-                serial, at, place = take_entry()
-                pack(memory, at, serial, read_clock(), number, description, serial)
-            except BaseException as error:
-                self.take_exception(name, error)
-                raise
-            return place
+    def end(self, place: int) -> None:
+        """Record that the blocking call whose entry is at `place` has ended."""
+        if self.is_lost:
+            self.raise_loss()
+        self.current = None
+        self.recorder.words[place + layout.ENDED_WORD] = time.monotonic_ns()
 
-        return begin
+    def fail(self, place: int) -> None:
+        """Record that an exception ended the blocking call whose entry is at `place`."""
+        words = self.recorder.words
+        words[place + layout.FAILED_WORD] = 1
+        self.record_round(0, 0)
+        call, self.current = self.current_name, None
+        words[place + layout.ENDED_WORD] = time.monotonic_ns()
+        self.take_exception(call, sys.exception())
 
-    def surround(
-        self,
-        name: str,
-        description: bytes,
-        functions: Sequence[Callable[[], object]],
-        explain: Callable[[BaseException], object],
-    ) -> Callable[[], None]:
-        """Return a function that calls `functions`, and records a blocking collective as `begin` and `end` do.
-
-        `explain` gets an exception of the functions, and may raise another one instead.
-        """
-        (first, *others), begin = functions or (bool,), self.bind(name, description)  # bool() does nothing
-        end, fail = self.end, self.fail
-
-        def run() -> None:
-            """Call the functions and record the call."""
-            place = begin()
-            try:
-                first()
-                for function in others:
-                    function()
-            except BaseException as error:
-                fail(place)
-                explain(error)
-                raise
-            end(place)
-
-        return run
-
-    def bind_rounds(self, starts: Sequence[int], end: int) -> Mapping[int, Callable[[], None]]:
-        """Return functions that record completed rounds of a blocking call, by the instruction that each one precedes.
-
-        Calling one takes 0.05 us. Round t begins with instruction `starts[t]`, and there are `end` instructions.
-        Empty for a plan of one round.
-        """
-        store, word = self.recorder.words.__setitem__, layout.ROUND_AT // 8
-        if len(starts) < 2:
-            return NO_MARKS
-        marks = {start: partial(store, word, t + (len(starts) << 32)) for t, start in enumerate(starts)}
-        return {**marks, end: partial(store, word, 0)}
+    def record_round(self, completed: int, rounds: int) -> None:
+        """Record how many of the rounds of a blocking plan of messages are complete; 0 of 0 after its end."""
+        self.recorder.words[layout.ROUND_AT // 8] = completed + (rounds << 32)
 
     @contextmanager
-    def record(self, begin: Begin) -> Iterator[None]:
-        """Record a blocking collective call, which lasts as long as the `with` block."""
+    def record(self, begin: Callable[[], int]) -> Iterator[None]:
+        """Record a blocking collective call, which lasts as long as the `with` block.
+
+        `begin` calls `CallRecorder.begin`, and returns its result.
+        """
         place = begin()
         try:
             yield
@@ -178,68 +135,41 @@ class CallRecorder(CallCounter):
 
     def call(self, name: str) -> Any:
         """Return a context manager that records a blocking collective call without arguments, such as `close`."""
-        begin = self._begin_by_name.get(name)
-        if begin is None:
-            begin = self._begin_by_name[name] = self.bind(name, self.describe(name))
-        return self.record(begin)
+        return self.record(partial(self.begin, name, self.describe(name)))
 
     def start(self, name: str, description: bytes) -> WaitReason:
         """Count an asynchronous collective call and record its beginning."""
         if self.current is not None:
             self.refuse_call()
-        self.count += 1
-        if self.count == self.kill_at:
-            signal.raise_signal(signal.SIGKILL)
-        return WaitReason(self, name, self._begin(self.count, description), self.count)
+        self._count()
+        return WaitReason(self, name, self._write_entry(self.count, description), self.count)
 
     def start_message(self, name: str, description: bytes, peers: tuple[int, ...]) -> WaitReason:
         """Record the beginning of a send or receive; `peers` is empty for a receive from any rank."""
         self.raise_interruption()
         self.messages += 1
-        return WaitReason(self, name, self._begin(self.messages, description), 0, peers)
+        return WaitReason(self, name, self._write_entry(self.messages, description), 0, peers)
 
     def wait(self, name: str, number: int = 0, peers: tuple[int, ...] = ()) -> RecordedWait:
         """Return a context manager that records a wait for other ranks, outside of calls."""
-        place = self._begin(number, self.describe(name, kind=CallKind.WAIT))
+        place = self._write_entry(number, self.describe(name, kind=CallKind.WAIT))
         return RecordedWait(self, name, place, number, peers)
 
     def wait_for_survivors(self, name: str) -> SurvivorWait:
         """Return a context manager that records a wait for the living ranks, also after a death."""
-        return SurvivorWait(self, name, self._begin(0, self.describe(name, kind=CallKind.WAIT)))
+        return SurvivorWait(self, name, self._write_entry(0, self.describe(name, kind=CallKind.WAIT)))
 
-    def _begin(self, number: int, description: bytes) -> int:
+    def _count(self) -> None:
+        """Count a collective call, in which a test may kill this process."""
+        self.count += 1
+        if self.count == self.kill_at:
+            signal.raise_signal(signal.SIGKILL)
+
+    def _write_entry(self, number: int, description: bytes) -> int:
         """Record the beginning of call `number`, and return the place of its entry."""
         serial, at, place = self.recorder.take_entry()
         layout.ENTRY.pack_into(self.recorder.memory, at, serial, time.monotonic_ns(), number, description, serial)
         return place
-
-    def _bind_end(self) -> Callable[[int], None]:
-        """Return the function `end`, which records the end of a blocking call."""
-        ends, read_clock = self.recorder.words[layout.ENDED_WORD :], time.monotonic_ns
-
-        def end(place: int) -> None:
-            """Record that the blocking call whose entry is at `place` has ended."""
-            if self.is_lost:
-                self.raise_loss()
-            self.current = None
-            ends[place] = read_clock()
-
-        return end
-
-    def _bind_fail(self) -> Callable[[int], None]:
-        """Return the function `fail`, which records that an exception ended a blocking call."""
-        words, failed, read_clock = self.recorder.words, layout.FAILED_WORD, time.monotonic_ns
-        ends = words[layout.ENDED_WORD :]
-
-        def fail(place: int) -> None:
-            """Record that an exception ended the blocking call whose entry is at `place`."""
-            words[place + failed] = 1
-            words[layout.ROUND_AT // 8] = 0
-            call, self.current = self.current_name, None
-            ends[place] = read_clock()
-            self.take_exception(call, sys.exception())
-
-        return fail
 
     @property
     def current_name(self) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import isfinite
 from zlib import crc32
 
@@ -231,7 +232,7 @@ def _parse_tables(contents: bytes) -> tuple[dict[int, str], dict[int, RecordedCo
             latest, text = version, candidate
     names: dict[int, str] = {}
     communicators: dict[int, RecordedCommunicator] = {}
-    members = _Members()
+    decode = _bind_decoder()
     for line in text.decode(errors="replace").split("\n"):
         match line.split("\t"):
             case ["name", code, name]:
@@ -239,27 +240,28 @@ def _parse_tables(contents: bytes) -> tuple[dict[int, str], dict[int, RecordedCo
             case ["open" | "closed" as state, number, rank, size, name, ranks]:
                 communicators[int(number)] = RecordedCommunicator(
                     int(number), int(rank), int(size), escape_unprintable(name),
-                    members.decode(ranks, int(size)) if ranks else None, state == "open",
+                    decode(ranks, int(size)) if ranks else None, state == "open",
                 )  # fmt: skip
     return names, communicators
 
 
-class _Members:
-    """Decodes the lists of members of a file; communicators with the same members share one tuple."""
+def _bind_decoder() -> Callable[[str, int], tuple[int, ...]]:
+    """Return a function that decodes the lists of members of a file, each of which has a given number of ranks.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[int, ...]] = {}
-        self._left = layout.MOST_RANKS
+    Equal lists are decoded once. The function raises ValueError beyond MOST_RANKS ranks in a file.
+    """
+    left = layout.MOST_RANKS
 
-    def decode(self, text: str, size: int) -> tuple[int, ...]:
-        """Return the ranks of a communicator of `size` ranks; raise ValueError beyond MOST_RANKS ranks in a file."""
-        ranks = self._known.get((text, size))
-        if ranks is None:
-            if not 0 < size <= self._left:
-                raise ValueError(f"a communicator has {size} ranks, where 1 to {self._left} are possible")
-            ranks = self._known[text, size] = decode_members(text, size)
-            self._left -= size
-        return ranks
+    @cache
+    def decode(text: str, size: int) -> tuple[int, ...]:
+        """Return the ranks of a communicator of `size` ranks."""
+        nonlocal left
+        if not 0 < size <= left:
+            raise ValueError(f"a communicator has {size} ranks, where 1 to {left} are possible")
+        left -= size
+        return decode_members(text, size)
+
+    return decode
 
 
 def _parse_calls(contents: bytes, begin: int, entries: int, names: Mapping[int, str]) -> Iterator[RecordedCall]:

@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 class WaitReason:
     """An asynchronous collective or message, for which a rank may wait; a context manager that lasts as long as a wait.
 
-    Waits are either for the collective with call number `number`, or for the ranks `peers`, whose messages this rank
-    sends or receives. The entry may be overwritten before the operation ends; it then stays as it is.
+    The entry in the recorder may be overwritten before the operation ends; it then stays as it is.
+
+    Args:
+        state: this rank's calls on the communicator of the operation.
+        name: the name of the operation.
+        place: where the entry of the operation is, in words.
+        number: the number of the collective call; 0 for a message.
+        peers: the ranks to which a message is sent, or from which it is received; empty for any rank.
     """
 
     __slots__ = ("_place", "_serial", "name", "number", "peers", "state")

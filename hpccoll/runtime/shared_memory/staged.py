@@ -6,36 +6,49 @@ ranks read anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+from functools import partial
 
 from hpccoll.errors import UsageError
-from hpccoll.native import MemoryTable, Program
-from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace, ChunkSegment, chunk_sizes, cut_chunks
+from hpccoll.native import MemoryTable, Program, StagedCall
+from hpccoll.runtime.address_space import USER_MEMORY, ChunkSegment, SegmentOffsets, chunk_sizes, cut_chunks
 from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.arrays.host_reducers import make_divider, make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.instructions import (
-    FIRST_SHARED,
-    RESULT,
-    SCRATCH,
-    SOURCE,
-    TILE_BYTES,
-    Locate,
-    Row,
-    as_words,
-    claim_reads,
-    divide_row,
-    make_rows,
-)
+from hpccoll.runtime.instructions import FIRST_SHARED, Locate, Row, claim_reads, make_locate, make_rows
 from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange
 from hpccoll.runtime.lowering import Program as LoweredProgram
-from hpccoll.runtime.node_memory.node import NodeMemory
+from hpccoll.runtime.native_plan import make_program
+from hpccoll.runtime.node_memory.node import NodeMemory, compute_fingerprint
 from hpccoll.runtime.node_memory.node_barrier import ENTRY_PAYLOAD_AT, ENTRY_PAYLOAD_BYTES
-from hpccoll.runtime.shared_memory.access import local_instructions
+from hpccoll.runtime.plain_arrays import get_address
+from hpccoll.runtime.plan_executable import PlanKind
 
-_NUMBERS = {MemoryKind.SOURCE: SOURCE, MemoryKind.RESULT: RESULT, MemoryKind.WORK: SCRATCH, MemoryKind.LANDING: SCRATCH}
+
+def get_staged_call(kind: PlanKind) -> StagedCall:
+    """Return the native call for calls of a kind through the slots; made once per kind.
+
+    Raises:
+        UsageError: see `find_segments`.
+    """
+    return kind.context.get_native(kind.make_key("staged"), partial(_make_staged_call, kind))
+
+
+def _make_staged_call(kind: PlanKind) -> StagedCall:
+    """Make the native call for calls of a kind through the slots."""
+    node, call, arguments = kind.context.node, kind.call, kind.get_compared_arguments()
+    segments, in_entry = find_segments(node, kind.lower(), call)
+    programs = [kind.lower(segment.sizes, staged=True) for segment in segments]
+    count = max(program.work + program.landing for program in programs)
+    scratch = kind.context.shared_scratch.take(call.module, call.dtype, count)
+    return StagedCall(
+        node.barrier,
+        _make_program(kind, programs, segments, ENTRY_PAYLOAD_BYTES if in_entry else node.slot_bytes),
+        _make_tables(node, scratch, in_entry=in_entry),
+        len(segments),
+        in_entry,
+        compute_fingerprint(arguments),
+        *kind.get_entry(),
+        partial(node.raise_mismatch, arguments),
+    )
 
 
 def find_segments(node: NodeMemory, program: LoweredProgram, call: CollectiveCall) -> tuple[list[ChunkSegment], bool]:
@@ -61,72 +74,53 @@ def find_segments(node: NodeMemory, program: LoweredProgram, call: CollectiveCal
     return cut_chunks(sizes, -(-total // (slot - len(sizes)))), False  # chunks differ by at most one element in length
 
 
-def make_staged_program(
-    call: CollectiveCall,
-    node: NodeMemory,
-    programs: Sequence[LoweredProgram],
-    segments: Sequence[ChunkSegment],
-    slot_bytes: int,
-    divisor: int = 1,
+def _make_program(
+    kind: PlanKind, programs: list[LoweredProgram], segments: list[ChunkSegment], slot_bytes: int
 ) -> Program:
-    """Return the native program of all segments; its memories are those of `make_tables`.
+    """Return the native program of all segments; its memories are those of `_make_tables`.
 
     Args:
         programs: the lowered program of each segment.
         slot_bytes: the size of a rank's slot.
-        divisor: a number by which the result is divided in the end.
     """
-    itemsize, ranks = call.dtype.itemsize, len(node.ranks)
+    call, node, itemsize = kind.call, kind.context.node, kind.call.dtype.itemsize
+    ranks = len(node.ranks)
     rows: list[Row] = []
     for number, (program, segment) in enumerate(zip(programs, segments, strict=True)):
-        space = AddressSpace(call, program, np.empty(0, call.dtype.numpy), segment=segment, rank=node.rank)
-        locate = make_locate(space, program, node, FIRST_SHARED + number % 2 * ranks)
-        part = make_rows(local_instructions(program), locate, itemsize)[0]
+        offsets = SegmentOffsets(program.plan, call.count, segment, node.rank)
+        locate = make_node_locate(node, program, itemsize, FIRST_SHARED + number % 2 * ranks, offsets)
+        part = make_rows(program.instructions, locate, itemsize)[0]
         rows += claim_reads(part) if program.is_loaded_once else part
-    source, result = (buffer.nbytes if buffer else 0 for buffer in (call.source, call.result))
-    if divisor > 1 and result:
-        rows.append(divide_row(result))
     scratch = max(program.work + program.landing for program in programs) * itemsize
-    limits = np.array([source, result, scratch, *[slot_bytes] * (2 * ranks)], np.int64)
-    divider = make_divider(divisor, call.dtype) if divisor > 1 else None
-    return Program(as_words(rows), limits, make_reducer(call.reduction.function, call.dtype), divider, TILE_BYTES)
+    return make_program(kind, rows, scratch, [slot_bytes] * (2 * ranks), divides=True)
 
 
-def make_locate(space: AddressSpace, program: LoweredProgram, node: NodeMemory, first_slot: int) -> Locate:
-    """Return the function that finds ranges in a program's memories; number `first_slot` is the slot of row 0.
+def make_node_locate(
+    node: NodeMemory, program: LoweredProgram, itemsize: int, first_slot: int, offsets: SegmentOffsets | None = None
+) -> Locate:
+    """Return the function that finds ranges in a program's memories, as `make_locate` does.
 
-    The inputs and outputs of the other ranks follow the slots.
+    Args:
+        first_slot: the number of the slot of the node's first rank. The slots of the other ranks, and the inputs and
+            outputs of the other ranks, have the next numbers.
+        offsets: the segment on which the program works; None for whole chunks.
     """
-    itemsize, work = space.itemsize, program.work
 
-    def locate(place: MemoryRange) -> tuple[int, int]:
-        """Return the number of the memory that contains a range, and the offset there in bytes."""
-        start = space.start(place)
+    def find_shared(place: MemoryRange) -> int:
+        """Return the number of a slot, or of another rank's input or output."""
         if place.memory is MemoryKind.SLOT:
-            owner = node.rank if place.owner == OWN else place.owner
-            return first_slot + node.ranks.index(owner), start * itemsize
-        if place.owner != OWN:
-            at = 2 * node.others.index(place.owner) + USER_MEMORY.index(place.memory)
-            return first_slot + len(node.ranks) + at, start * itemsize
-        return _NUMBERS[place.memory], (start + work * (place.memory is MemoryKind.LANDING)) * itemsize
+            return first_slot + node.ranks.index(node.rank if place.owner == OWN else place.owner)
+        return first_slot + len(node.ranks) + 2 * node.others.index(place.owner) + USER_MEMORY.index(place.memory)
 
-    return locate
+    return make_locate(program.work, itemsize, find_shared, None if offsets is None else offsets.find_start)
 
 
-def make_tables(node: NodeMemory, scratch: FlatArray, *, in_entry: bool) -> tuple[MemoryTable, MemoryTable]:
+def _make_tables(node: NodeMemory, scratch: FlatArray, *, in_entry: bool) -> tuple[MemoryTable, MemoryTable]:
     """Return the memories of staged runs that begin with slot 0 and slot 1, or with entry 0 and entry 1."""
-    address = scratch.__array_interface__["data"][0]
-    slots = [[get_address(slot.memory[rank]) for rank in node.ranks] for slot in node.slots]
+    slots = [[get_address(slot[rank]) for rank in node.ranks] for slot in node.slots]
     if in_entry:
         slots = [[get_address(line) + at for line in node.barrier_lines] for at in ENTRY_PAYLOAD_AT]
-    first, second = slots
     keep = scratch, node.slots, node.barrier_lines
-    return (
-        MemoryTable([0, 0, address, *first, *second], [], keep),
-        MemoryTable([0, 0, address, *second, *first], [], keep),
-    )
-
-
-def get_address(array: FlatArray) -> int:
-    """Return the address of an array's first element."""
-    return int(array.__array_interface__["data"][0])
+    memories = 0, 0, get_address(scratch)
+    first, second = slots
+    return MemoryTable([*memories, *first, *second], [], keep), MemoryTable([*memories, *second, *first], [], keep)

@@ -15,13 +15,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpccoll.native import NodeBarrier
 from hpccoll.plan import Plan
 from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Program, Reduce, lower_plan
+from hpccoll.runtime.progress import Progress
 from tests.unit.runtime.simulated import JUNK
 
 Array = NDArray[Any]
 Combine = Callable[[Array, Array], Array]
 ITEMSIZE = 8
+
+
+def make_barrier(lines: Array, row: int, oversubscribed: bool, progress: Progress) -> NodeBarrier:
+    """Return the barrier of a rank, whose words are in row `row` of `lines`."""
+    return NodeBarrier(lines, row, oversubscribed, progress.attend, progress.operations, progress.transfers)
 
 
 def mix(left: Array, right: Array) -> Array:

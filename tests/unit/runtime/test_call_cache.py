@@ -218,7 +218,7 @@ def test_errors_of_a_known_kind_are_those_of_a_checked_call(hpc):
 
 
 def test_calls_bind_nothing_and_refer_to_no_array(hpc, monkeypatch):
-    monkeypatch.setattr(hpc._engine, "bind", None)
+    monkeypatch.setattr(hpc._engine, "prepare", None)
     for algorithm in ("mpi", "ring", "shared_two_shot"):
         arrays = [make_array() for _ in range(100)]
         for x in arrays:

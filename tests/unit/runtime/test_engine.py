@@ -11,6 +11,7 @@ import pytest
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.native import ArrivalCounter
 from hpccoll.plan import Operation
 from hpccoll.runtime import engine as module
 from hpccoll.runtime import lowering
@@ -223,6 +224,7 @@ def test_a_started_shared_memory_algorithm_is_in_flight_until_it_is_waited_for(e
 def test_pipelines_run_in_the_order_of_their_calls(engine):
     queue = engine.node.pipelines
     engine.node.pipeline_slots = engine.node.slots  # one node has none for pipelines
+    engine.node.pipeline_counters = tuple(ArrivalCounter(np.zeros((1, 8), np.uint64), 0) for _ in engine.node.slots)
     first = PipelineExecutable(engine._context, request(np.ones(3)), SHARED).start()
     second = PipelineExecutable(engine._context, request(np.ones(3)), SHARED).start()
     assert list(queue) == [first, second]

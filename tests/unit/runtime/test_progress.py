@@ -229,24 +229,6 @@ def test_an_error_of_a_blocking_call_is_raised_beside_plans():
         progress.call(fail)
 
 
-def test_listeners_hear_of_the_first_plan_once():
-    progress, heard = Progress(), []
-
-    class Listener:
-        def expect_plans_in_flight(self):
-            heard.append(self)
-
-    early, late = Listener(), Listener()
-    progress.notify(early)
-    progress.add_transfer(Countdown(1))
-    assert heard == []
-    progress.add(Countdown(1))
-    progress.add(Countdown(1))
-    assert heard == [early]
-    progress.notify(late)
-    assert heard == [early, late]
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that advances only by sleeps and `ticks`; records every pause."""

@@ -10,7 +10,6 @@ import pytest
 
 from hpccoll.errors import BufferError, UnavailableError
 from hpccoll.runtime.arrays import DTYPES, NUMPY, Buffer, ScratchPool, as_buffer, get_array_module, get_dtype
-from hpccoll.runtime.arrays.numpy_arrays import SHORT_COPY_BYTES
 from tests.requirements import without_gpu
 
 
@@ -109,7 +108,7 @@ def test_steps_are_bound_not_run():
 
 
 @pytest.mark.parametrize("name", ["bool", "bfloat16", "complex64", "float64"])
-@pytest.mark.parametrize("count", [0, 1, SHORT_COPY_BYTES // 4 + 1])
+@pytest.mark.parametrize("count", [0, 1, 2**14 + 1])
 def test_copies_of_all_lengths_keep_the_bits_and_may_overlap(count, name):
     memory = np.random.default_rng(count).integers(0, 2, (count + 1) * 16, np.uint8)
     flat = memory[: (count + 1) * DTYPES[name].itemsize].view(DTYPES[name].numpy)
@@ -135,6 +134,18 @@ def test_a_step_neither_warns_nor_raises_whatever_numpy_was_told(function, name,
         step()
         assert np.geterr()["over"] == "raise"
     assert np.isinf(out[0])
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("count", [1, 40_001])
+def test_scaled_and_divided_arrays_have_the_bits_of_numpy(name, count):
+    dtype, rng = DTYPES[name].numpy, np.random.default_rng(count)
+    x, out = rng.normal(size=count).astype(dtype), np.empty(count, dtype)
+    for factor in (0.3, rng.normal(size=count)):
+        NUMPY.bind_scale(out, x, factor, x.shape)()
+        assert out.tobytes() == np.multiply(x, np.asarray(factor).astype(dtype)).tobytes()
+    NUMPY.bind_divide(out, 6)()
+    assert out.tobytes() == np.divide(np.multiply(x, np.asarray(factor).astype(dtype)), dtype.type(6)).tobytes()
 
 
 def test_a_factor_that_the_dtype_cannot_hold_neither_warns_nor_raises():

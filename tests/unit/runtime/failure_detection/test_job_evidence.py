@@ -27,7 +27,7 @@ def record(directory: Path, rank: int, calls: list[str], ranks: int = 3) -> Flig
     made = CallRecorder(recorder)
     made.open(COMM, rank, ranks, tuple(range(ranks)))
     for operation in calls:
-        place = made.bind(operation, made.describe(operation, algorithm="ring", count=8, dtype="float32"))()
+        place = made.begin(operation, made.describe(operation, algorithm="ring", count=8, dtype="float32"))
         if made.count < len(calls):
             made.end(place)
     return recorder
@@ -163,8 +163,9 @@ def test_rank_that_goes_on_after_a_stop_was_not_stopped(tmp_path):
 
 
 def test_one_rank_explains_different_calls(tmp_path):
-    watchdogs = [Watchdog(record(tmp_path, rank, ["barrier" if rank == 1 else "scan"]), "") for rank in range(3)]
-    texts = [watchdog.explain_mismatch(None, lambda: None) for watchdog in watchdogs]
+    recorders = [record(tmp_path, rank, ["barrier" if rank == 1 else "scan"]) for rank in range(3)]
+    watchdogs = [Watchdog(recorder, "", None, lambda: None) for recorder in recorders]
+    texts = [watchdog.explain_mismatch() for watchdog in watchdogs]
     assert "Guilty: rank 1 made another call" in (texts[0] or "")
     assert texts[1:] == [None, None]
 

@@ -23,16 +23,16 @@ def make_watchdog(directory: Path, rank: int, ranks: int, operation: str = "all_
     recorder = FlightRecorder(str(directory), rank, ranks, entries=64)
     made = CallRecorder(recorder)
     made.open(COMM, rank, ranks, tuple(range(ranks)))
-    made.bind(operation, made.describe(operation, algorithm="ring", count=8, dtype="float32"))()
-    return Watchdog(recorder, f"rank {rank}")
+    made.begin(operation, made.describe(operation, algorithm="ring", count=8, dtype="float32"))
+    return Watchdog(recorder, f"rank {rank}", None, lambda: None)
 
 
 def report(each: Watchdog) -> str | None:
-    return each.report(None, lambda: None)
+    return each.report()
 
 
 def explain(each: Watchdog) -> str | None:
-    return each.explain_mismatch(None, lambda: None)
+    return each.explain_mismatch()
 
 
 @pytest.mark.parametrize("find", [report, explain])
@@ -61,6 +61,8 @@ class Network:
     def __init__(self, directory: Path, ranks: int) -> None:
         self.ranks = [make_watchdog(directory / f"node{rank}", rank, ranks) for rank in range(ranks)]
         self.sent: list[list[object]] = [[] for _ in range(ranks)]
+        for rank in self.ranks:
+            rank.ask = self.send
 
     def send(self, rank: int, notice: object) -> None:
         self.sent[rank].append(notice)
@@ -68,10 +70,11 @@ class Network:
     def poll(self, rank: int) -> None:
         notices, self.sent[rank] = self.sent[rank], []
         for notice in notices:
-            self.ranks[rank].receive(notice, self.send)
+            self.ranks[rank].receive(notice)
 
     def report(self, rank: int, poll: Callable[[], None] | None = None) -> str | None:
-        return self.ranks[rank].report(self.send, poll or partial(self.poll, rank))
+        self.ranks[rank].poll = poll or partial(self.poll, rank)
+        return self.ranks[rank].report()
 
 
 class JobEnded(Exception):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpccoll.native import NodeBarrier
-from hpccoll.runtime.node_memory.node_barrier import DIRECT, FINGERPRINT, WORDS, make_barrier
-from hpccoll.runtime.node_memory.pipeline_slot import PipelineSlot
+from hpccoll.native import ArrivalCounter, NodeBarrier
+from hpccoll.runtime.node_memory.node_barrier import DIRECT, FINGERPRINT, WORDS
 from hpccoll.runtime.progress import InFlight, Progress
+from tests.unit.runtime.simulated_node import make_barrier
 
 MANY_RANKS = 20
 
@@ -108,7 +108,7 @@ def test_all_have_arrived_once_the_last_has(n):
 @pytest.mark.parametrize("n", [1, 3, MANY_RANKS])
 def test_all_have_arrived_at_a_slot_once_the_last_has(n):
     lines = np.zeros((n, WORDS), np.uint64)
-    slots = [PipelineSlot(lines, rank, {}) for rank in range(n)]
+    slots = [ArrivalCounter(lines, rank) for rank in range(n)]
     for turn in range(3):
         for slot in slots:
             slot.arrive()

@@ -21,14 +21,15 @@ def make_recorder_that_is_interrupted(monkeypatch):
 
 
 def begin(state):
-    state.bind("barrier", state.describe("barrier"))()
+    state.begin("barrier", state.describe("barrier"))
 
 
-def surround(state):
-    state.surround("barrier", state.describe("barrier"), [], bool)()
+def call_barrier(state):
+    with state.call("barrier"):
+        pass
 
 
-@pytest.mark.parametrize("call", [begin, surround])
+@pytest.mark.parametrize("call", [begin, call_barrier])
 def test_an_exception_before_the_entry_is_written_makes_the_communicator_unusable(call, monkeypatch):
     state = make_recorder_that_is_interrupted(monkeypatch)
     announced = []
@@ -56,35 +57,26 @@ def test_a_wait_that_is_interrupted_at_its_beginning_leaves_the_communicator_usa
     assert state.current is None
 
 
-def run_with_death(state, interruption, call):
+def run_with_death(state, interruption):
     """Make a call, during which this rank learns of a death and receives an interruption."""
     state.survives = True
-
-    def learn():
+    with state.call("gather"):
         state.is_lost = True
         state.receive_interruption(interruption)
 
-    if call == "surround":
-        state.surround("gather", state.describe("gather"), [learn], bool)()
-    else:
-        with state.call("gather"):
-            learn()
 
-
-@pytest.mark.parametrize("call", ["surround", "record"])
-def test_no_call_returns_a_result_after_a_death(call):
+def test_no_call_returns_a_result_after_a_death():
     state = CallRecorder()
     state.open(1, 0, 3, None)
     with pytest.raises(RankLostError) as caught:
-        run_with_death(state, LostRanks((2,), ("host",)), call)
+        run_with_death(state, LostRanks((2,), ("host",)))
     assert (caught.value.ranks, caught.value.operation) == ((2,), "gather")
     with pytest.raises(RankLostError):
-        run_with_death(state, LostRanks((2,), ("host",)), call)
+        run_with_death(state, LostRanks((2,), ("host",)))
 
 
-@pytest.mark.parametrize("call", ["surround", "record"])
-def test_no_call_returns_a_result_after_a_death_that_came_after_an_interruption(call):
+def test_no_call_returns_a_result_after_a_death_that_came_after_an_interruption():
     state = CallRecorder()
     state.open(1, 0, 3, None)
     with pytest.raises(CommunicationError, match="was interrupted by KeyboardInterrupt"):
-        run_with_death(state, Interruption(1, 1, "gather", "KeyboardInterrupt"), call)
+        run_with_death(state, Interruption(1, 1, "gather", "KeyboardInterrupt"))

@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     recorder = FlightRecorder(str(tmp_path), 0, 2, entries=8)
     calls = CallRecorder(recorder)
     calls.open(1, 0, 2, (0, 1), "world")
-    calls.end(calls.bind("barrier", calls.describe("barrier"))())
+    calls.end(calls.begin("barrier", calls.describe("barrier")))
     assert recorder.path is not None
     return Path(recorder.path)
 

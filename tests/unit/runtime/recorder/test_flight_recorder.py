@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,11 +32,12 @@ FIRST_ENTRY = layout.HEADER_BYTES + 2 * layout.TABLE_BYTES
 WORLD = 0xFFFF_0000_0000_0001  # needs all 64 bits
 KILLED = """
 import os, signal, sys
+from functools import partial
 from hpccoll.runtime.recorder import FlightRecorder
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 calls = CallRecorder(FlightRecorder(sys.argv[1], rank=3, size=4))
 calls.open(7, 3, 4, (0, 1, 2, 3))
-begin = calls.bind("all_reduce", calls.describe("all_reduce", algorithm="ring", count=5, dtype="float32"))
+begin = partial(calls.begin, "all_reduce", calls.describe("all_reduce", algorithm="ring", count=5, dtype="float32"))
 calls.end(begin())
 begin()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -61,7 +64,7 @@ def test_call_is_read_as_it_was_recorded(calls, recorder):
     calls.open(WORLD, 1, 4, (0, 1, 2, 3))
     calls.count = 16
     description = calls.describe("reduce", algorithm="tree", count=3, dtype="float32", reduction="sum", root=2)
-    place = calls.bind("reduce", description)()
+    place = calls.begin("reduce", description)
     (begun,) = read_recording(get_path(recorder)).calls
     assert (begun.state, begun.ended_ns, begun.is_waited_for) == ("begun", None, True)
     assert (calls.count, calls.current) == (17, "reduce")
@@ -120,34 +123,23 @@ def test_failures_are_recorded(calls, recorder):
     assert [call.state for call in recorder.read().calls] == ["failed"] * 4
 
 
-def test_surrounded_function_is_recorded_as_it_ends(calls, recorder):
-    def explain(error):
-        if isinstance(error, OSError):
-            raise KeyError("explained") from None
-
-    seen, after, errors = [], [], [None, ValueError("planted"), OSError("planted")]
-
-    def function():
-        seen.append((calls.count, calls.current, recorder.read().calls[-1].state))
-        if (error := errors[len(seen) - 1]) is not None:
-            raise error
-
-    run = calls.surround("gather", calls.describe("gather", count=4), (function, lambda: after.append(1)), explain)
-    run()
-    with pytest.raises(ValueError, match="planted"):
-        run()
-    with pytest.raises(KeyError, match="explained"):
-        run()
+def test_recorded_block_is_recorded_as_it_ends(calls, recorder):
+    begin = partial(calls.begin, "gather", calls.describe("gather", count=4))
+    seen = []
+    for error in (None, ValueError("planted"), OSError("planted")):
+        with pytest.raises(type(error)) if error else nullcontext(), calls.record(begin):
+            seen.append((calls.count, calls.current, recorder.read().calls[-1].state))
+            if error is not None:
+                raise error
+        assert calls.current is None
     assert seen == [(number, "gather", "begun") for number in (1, 2, 3)]
-    assert after == [1]
-    assert calls.current is None
     recorded = recorder.read().calls
     assert [call.state for call in recorded] == ["ended", "failed", "failed"]
     assert all(call.begun_ns <= call.ended_ns and (call.operation, call.count) == ("gather", 4) for call in recorded)
 
 
 def test_ring_keeps_the_latest_calls(calls, recorder):
-    begin = calls.bind("barrier", calls.describe("barrier"))
+    begin = partial(calls.begin, "barrier", calls.describe("barrier"))
     for _ in range(20):
         calls.end(begin())
     recording = read_recording(get_path(recorder))
@@ -156,7 +148,7 @@ def test_ring_keeps_the_latest_calls(calls, recorder):
 
 
 def test_entry_that_overwrites_another_one_forgets_its_course(calls, recorder):
-    begin = calls.bind("barrier", calls.describe("barrier"))
+    begin = partial(calls.begin, "barrier", calls.describe("barrier"))
     calls.fail(begin())
     for _ in range(8):
         begin()
@@ -165,7 +157,7 @@ def test_entry_that_overwrites_another_one_forgets_its_course(calls, recorder):
 
 def test_operation_whose_entry_was_overwritten_leaves_the_new_entry_alone(calls, recorder):
     record = calls.start("all_reduce", calls.describe("all_reduce", asynchronous=True))
-    begin = calls.bind("barrier", calls.describe("barrier"))
+    begin = partial(calls.begin, "barrier", calls.describe("barrier"))
     places = [begin() for _ in range(8)]
     with record:
         record.mark_started()
@@ -177,7 +169,7 @@ def test_operation_whose_entry_was_overwritten_leaves_the_new_entry_alone(calls,
 
 
 def test_torn_entry_is_left_out(calls, recorder):
-    begin = calls.bind("barrier", calls.describe("barrier"))
+    begin = partial(calls.begin, "barrier", calls.describe("barrier"))
     for _ in range(11):
         begin()
     contents = bytearray(get_path(recorder).read_bytes())

@@ -27,7 +27,7 @@ class Rank:
 
     def call(self, operation: str = "all_reduce", count: int = 8, dtype: str = "float32", *, ends: bool = True) -> None:
         """Record a collective."""
-        place = self.calls.bind(operation, self.calls.describe(operation, count=count, dtype=dtype))()
+        place = self.calls.begin(operation, self.calls.describe(operation, count=count, dtype=dtype))
         if ends:
             self.calls.end(place)
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from hpccoll.errors import UsageError
 from hpccoll.plan import Plan
+from hpccoll.runtime import native_plan
 from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction, ScratchPool, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.lowering import Program, lower_plan
-from hpccoll.runtime.node_memory.node_barrier import WORDS, make_barrier
+from hpccoll.runtime.node_memory.node_barrier import WORDS
 from hpccoll.runtime.plan_executable import Context
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
@@ -35,7 +36,7 @@ from tests.unit.runtime.lowering.test_node_programs import (
     make_plan,
 )
 from tests.unit.runtime.simulated import JUNK
-from tests.unit.runtime.simulated_node import ITEMSIZE, Array, make_buffers, mix
+from tests.unit.runtime.simulated_node import ITEMSIZE, Array, make_barrier, make_buffers, mix
 
 MIXED = Reduction.from_function(mix, commutative=False)
 
@@ -58,7 +59,7 @@ def nodes_of(ranks: int, slot_bytes: int) -> list[Any]:
             others=[other for other in range(ranks) if other != rank],
             symmetric=SimpleNamespace(locate=lambda _: 0, find=lambda *_: None, free_with=lambda *_: None),
             readable=None,
-            slots=[SimpleNamespace(memory=dict(enumerate(memory))) for memory in slots],
+            slots=[dict(enumerate(memory)) for memory in slots],
             slot_bytes=slot_bytes,
             barrier=make_barrier(lines, rank, True, progress),
             barrier_lines=lines,
@@ -125,7 +126,7 @@ def take_turns(ranks: list[Iterator[None]], seed: int) -> None:
 @pytest.mark.parametrize("algorithm", SHARED, ids=get_name)
 @pytest.mark.parametrize("tile", [3, 1000, mark_full(1)])
 def test_what_runs_in_segments_and_tiles_ends_as_in_replay(algorithm, tile, monkeypatch):
-    monkeypatch.setattr(staged, "TILE_BYTES", tile * ITEMSIZE)
+    monkeypatch.setattr(native_plan, "TILE_BYTES", tile * ITEMSIZE)
 
     @settings(max_examples=6)
     @given(room=st.integers(16, 48), **CASES)
