@@ -263,7 +263,9 @@ class CallCache:
         """Add a call of the MPI library to a table; return False if the arrays are not plain."""
         if asynchronous:
             return arrays.add_to(self.asynchronous, request, library)
-        return arrays.add_to(self.blocking, request, library.make_call())
+        # In the blocking form of MPI's function, a rank would not advance plans in flight that need Python.
+        needs_idle = not self._library.uses_non_blocking
+        return arrays.add_to(self.blocking, request, library.make_call(), needs_idle=needs_idle)
 
     def _keep(self, request: Request, asynchronous: bool, library: LibraryCall, arrays: Arrays) -> None:
         """Keep a library call as the template of calls with other sizes or counts."""

@@ -175,3 +175,22 @@ def test_a_rank_that_arrives_at_the_deadline_is_not_reported_without_a_number(co
     with pytest.raises(WaitTimeoutError, match=f"^{named} has not arrived$"):
         wait_for_members(comm, range(comm.size), progress)
     comm.Barrier()
+
+
+def test_a_known_library_call_advances_plans_of_python_functions_of_other_communicators(comm):
+    if comm.size < 2:
+        pytest.skip("needs two ranks")
+    plans, other = hpccoll.Communicator(comm), hpccoll.Communicator(comm)
+    op, y = hpccoll.Reduction.from_function(np.add, name="added"), np.ones(4)
+    for _ in range(3):  # later calls go straight to native code
+        other.all_reduce(y, algorithm="mpi")
+    x = np.full(2**16, comm.rank)
+    work = plans.all_reduce(x, op, algorithm="ring", async_op=True)
+    if comm.rank == 0:
+        other.all_reduce(y, algorithm="mpi")
+    work.wait()
+    if comm.rank:
+        other.all_reduce(y, algorithm="mpi")
+    assert set(x) == {comm.size * (comm.size - 1) // 2}
+    plans.close()
+    other.close()
