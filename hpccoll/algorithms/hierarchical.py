@@ -183,8 +183,8 @@ def all_reduce_cost(n: int, chunks: int, nodes: Groups | None = None) -> Cost:
 def all_reduce(rank: IntArray, n: int, chunks: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-reduce: a ring reduce-scatter within nodes, a double tree across nodes, and the ring backwards.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of each half of
-    a slice and `nodes` has the ranks of each node (None: one node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
+    each half of a slice and `nodes` has the ranks of each node (None: one node).
     """
     return _make_rounds(rank, nodes or Groups((n,)), *_default_levels(), chunks)
 
@@ -202,8 +202,8 @@ def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan a barrier: a binomial tree up within each node, dissemination among the nodes, and the tree down again.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node).
     """
     groups = nodes or Groups((n,))
     tree = run_in_groups(lambda slot, size: tree_broadcast(slot, size, 0), groups, rank)

@@ -304,12 +304,12 @@ def _pool_rows_by_operation(
     )
 
 
-def _median_over(table: Floats, rows: NDArray[np.bool_]) -> Floats:
+def _median_over(table: Floats, chosen: NDArray[np.bool_]) -> Floats:
     """Return the median over the chosen columns of each run's times, shape (runs,); NaN for a run that has none.
 
-    `table` has shape (runs, columns), and `rows` says which columns (cases) are chosen.
+    `table` has shape (runs, columns), and `chosen` says which columns (cases) are chosen.
     """
-    lines = table[:, rows]
+    lines = table[:, chosen]
     return np.array([np.median(line[~np.isnan(line)]) if not np.isnan(line).all() else np.nan for line in lines])
 
 

@@ -50,7 +50,7 @@ NO_LIMITS = RowLimits(1, math.inf)
 
 
 class LongBlock(NamedTuple):
-    """Rows of long messages that were timed together: the message size, their duration in seconds, their iterations."""
+    """Rows of one long message size, timed together: the size, the seconds of all, and each row's iterations."""
 
     nbytes: int
     seconds: float

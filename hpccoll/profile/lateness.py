@@ -157,7 +157,7 @@ def _find_costliest(graph: CallGraph, waiting: np.ndarray) -> tuple[int, int]:
 
 
 def canonical_operations(graph: CallGraph) -> IntArray:
-    """Return the operation of each call as its first index in the graph's `operations`, which repeats some names."""
+    """Return for each call the first index of its operation's name in the graph's `operations`, where names repeat."""
     first = {name: index for index, name in reversed(list(enumerate(graph.operations)))}
     canonical = np.array([first[name] for name in graph.operations])
     return canonical[graph.op]

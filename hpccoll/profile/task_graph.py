@@ -55,7 +55,7 @@ class _InFlight:
 
     Args:
         rank: the rank.
-        task: index of the rank's task.
+        task: index of the operation's task in the list of the rank's tasks.
         request: the number of the started call in the rank's `RankCalls`.
         end_s: the time at which the operation ends; None until the message is sent, or all ranks have started.
     """

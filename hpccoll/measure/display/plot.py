@@ -160,7 +160,10 @@ def _draw_curve_with_band(
 
 
 def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
-    """Set a panel's heading, grid and logarithmic scales, and the ticks of its horizontal axis, at `sizes` in bytes."""
+    """Set a panel's heading, grid and logarithmic scales, and the ticks of its horizontal axis.
+
+    Labelled ticks are at powers of two, and ticks without labels at the message sizes `sizes`, in bytes.
+    """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     axes.set_xscale("log", base=2)

@@ -43,7 +43,10 @@ class NativeMessageExecutable(NativeExecutable):
         return get_message_call(self._kind)
 
     def make_start(self) -> Callable[[int, int, object], InFlight]:
-        """Return a function that does the local work before the plan and starts a run; see `NativeExecutable`."""
+        """Return a function that does the local work before the plan and starts a run on the addresses of two buffers.
+
+        `NativeExecutable.make_start` describes the function.
+        """
         native = make_message_call(self._kind, ScratchPool())
 
         def start(source: int, result: int, keep: object) -> NativeRun:

@@ -42,7 +42,10 @@ class SharedMemoryExecutable(NativeExecutable):
         return get_direct_call(self._kind) if self.direct else get_staged_call(self._kind)
 
     def make_start(self) -> Callable[[int, int, object], RunInQueue]:
-        """Return a function that starts a run, which begins when earlier runs are done; see `NativeExecutable`."""
+        """Return a function that starts a run on the addresses of an input and an output.
+
+        The run begins when earlier runs are done. `NativeExecutable.make_start` describes the function.
+        """
         direct = get_direct_call(self._kind) if self.direct else None
         staged: StagedCall | None = None
         # A rank whose buffers cannot be accessed in place makes all ranks run staged, and the progress thread cannot
