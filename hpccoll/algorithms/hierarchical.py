@@ -6,11 +6,11 @@ reduce-scatter then gather the slices in every node. Each owner sends only its s
 `compose_levels(intra, inter)` composes any reduce-scatter within nodes and any all-reduce across nodes; the algorithm
 `hierarchical` is a ring within nodes and a double tree across nodes.
 
-The slot of a rank is its number within its node (its local rank). Every node has as many owners as the smallest node
-has ranks. In nodes larger than the smallest one, each rank that owns no slice first sends its data to an owner, which
-sends back the result at the end. The ranks of a node need not be consecutive. Data are reduced in the order of the
-algorithm `intra` within a node (an owner's data before data sent to it), then in the order of the algorithm `inter`
-across nodes. Sources: Karonis et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
+The slot of a rank is its number within its node (its local rank). The number of owners in every node is the number of
+ranks of the smallest node. In nodes larger than the smallest one, each rank that owns no slice first sends its data to
+an owner, which sends back the result at the end. The ranks of a node need not be consecutive. Data are reduced in the
+order of the algorithm `intra` within a node (an owner's data before data sent to it), then in the order of the
+algorithm `inter` across nodes. Sources: Karonis et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         count = _count_blocks(n, distance, parent, spacing)
 
         def sent_blocks(sender: IntArray) -> Picks:
-            """Return the blocks that each rank in `sender` sends now: those in whose trees it is a parent."""
+            """Return the blocks that each rank in `sender` sends in this round: those in whose trees it is a parent."""
             return Picks(count, lambda: (sender[:, None] - parent - spacing * np.arange(count)) % n)
 
         dest, source = (rank + distance) % n, (rank - distance) % n

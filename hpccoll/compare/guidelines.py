@@ -68,7 +68,7 @@ def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[Guideli
         tolerance: the fraction by which the left side may be slower without a violation.
 
     Returns:
-        One record per guideline, size and engine, with p-values corrected for their number.
+        One record per guideline, size and engine, with p-values corrected for the number of records.
     """
     pairs = list(_find_rows(side.keys))
     if not pairs:

@@ -35,7 +35,10 @@ class ExpectedResult:
         return ExpectedResult(self.values[:count], None if self.bound is None else self.bound[:count])
 
     def count_wrong(self, output: HostArray) -> int:
-        """Return how many elements of `output` differ from `values` by more than `bound`; NaNs match if it is None."""
+        """Return how many elements of `output` differ from `values` by more than `bound`.
+
+        If `bound` is None, the elements must be equal, and two NaNs count as equal.
+        """
         if self.bound is None:
             same = output == self.values
             if output.dtype.kind in "fcV":

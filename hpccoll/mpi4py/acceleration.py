@@ -164,7 +164,7 @@ class Acceleration:
             return algorithm
 
     def is_passed(self, kind: CollectiveKind) -> bool:
-        """Whether the MPI library was selected for all calls of a kind from now on."""
+        """Whether the MPI library was selected for all later calls of a kind."""
         return self._selected.get(kind, AUTO) is None
 
     def _count_bytes(self, kind: CollectiveKind) -> int:

@@ -202,7 +202,7 @@ class Coordinator:
     def _sweep(self, nbytes: int, advance: Callable[[str], None]) -> None:
         """Measure the link of every pair of nodes once with messages of `nbytes` bytes; skip pairs that failed before.
 
-        `advance` is called with `pairs` after each round of pairs.
+        `advance` is called with the string "pairs" after each round, which measures disjoint pairs.
         """
         for pairs in schedule_pairs(len(self._leaders)):
             for concurrent in split_by_machine(pairs, self._boot_ids):

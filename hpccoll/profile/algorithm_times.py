@@ -80,7 +80,7 @@ class ChangedTransfers:
         return not all(estimate.is_measured for estimate in self.estimates)
 
     def describe_source(self) -> str:
-        """Return in words where the times come from, and which collectives keep their recorded ones."""
+        """Return in words where the times come from, and how many kinds of collectives keep their recorded times."""
         measured = sum(estimate.is_measured for estimate in self.estimates)
         sources = ["the algorithms take the times of the tuning table"] * (measured > 0)
         if measured < len(self.estimates):
@@ -153,8 +153,8 @@ class AlgorithmTimes:
     def find_recorded_algorithm(self, number: int) -> str | None:
         """Return the algorithm of the recorded transfers of a kind; None if it is unknown.
 
-        Without the drop-in, `mpi` stands for the MPI library's own algorithm of mpi4py's methods of buffers. Those of
-        objects, and the collectives of torch and hpccoll, are unknown.
+        In a recording without hpccoll's drop-in for mpi4py, the algorithm of mpi4py's methods for buffers is `mpi`, the
+        MPI library's own. The algorithms of its methods for objects, and of torch and hpccoll, are unknown.
         """
         profile, kind = self._graph.profile, self._transfers.kinds[number]
         chosen = self._networks[0].find_choice(kind)

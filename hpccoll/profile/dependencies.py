@@ -37,7 +37,7 @@ class CallGraph:
         begin_s, end_s: the times at which a call begins and ends, in seconds of the job's common clock.
         gap_s: the seconds between the end of the rank's previous call and the begin of this one: its computing.
         matches: the calls of other ranks without whose begin a call cannot end.
-        wait_s: the seconds from the begin of a call to the last begin of a call that it needs; 0 if that was earlier.
+        wait_s: the seconds from the begin of a call to the last begin of the calls that it needs, at least 0.
         transfer_s: the other seconds of a call, in which data moves.
         last_needed: index of the call that began last of those that a call needs; -1 if it needs none.
         site: index of the call's line in the profile's `sites`; -1 for the end of a program.

@@ -27,8 +27,8 @@ class RankCalls:
     Args:
         rows: for each call, fields of `layout.ENTRY` by name.
         begin_s, end_s: the begin and the end of each call in seconds.
-        requests: the number of non-blocking operations so far.
-        collectives: the number of collectives so far, by communicator.
+        requests: the number of non-blocking operations in `rows`.
+        collectives: the number of collectives in `rows`, by communicator.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)

@@ -18,7 +18,7 @@ class TypicalIteration:
 
     Args:
         begin_s, end_s: its begin and end, in seconds of the job's common clock.
-        count: the number of iterations of the program; 0 if it repeats nothing, and the times are those of the job.
+        count: the number of iterations of the program; 0 if none are found; then the times are those of the job.
     """
 
     begin_s: float

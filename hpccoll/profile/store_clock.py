@@ -49,9 +49,9 @@ def synchronize_by_store(
 
 
 def _compare(store: Any, rank: int, read_clock: Callable[[], float]) -> ClockModel:
-    """Return the model of rank 0's clock on another rank, whose offset is within the bounds of all exchanges.
+    """Return the model of rank 0's clock on another rank; its offset is within the bounds of all exchanges with rank 0.
 
-    The arguments are those of `synchronize_by_store`; rank 0 answers the exchanges there.
+    The arguments are those of `synchronize_by_store`, in which rank 0 answers the exchanges.
     """
     times = np.empty((_EXCHANGES, 3))
     for exchange, row in enumerate(times):

@@ -59,7 +59,7 @@ def repair_revocation() -> bool:
     places = set.intersection(*(_find_places(comm, revoke_local) for comm in comms))
     if len(slots) != 1 or not places:
         return False
-    # The memory behind another pointer may reach into the table; the table itself begins nearest to the function.
+    # A found place may be in memory before the table that reaches into it; the table has the smallest offset.
     table_at, function_at = min(places, key=lambda place: place[1])
     guard_revocation(protocol + slots[0], table_at, function_at)
     return True

@@ -3,8 +3,8 @@
 If another thread calls MPI during an agreement, MPIX_Comm_agree of Open MPI 5.0.11 returns wrong values, or never
 returns, also without a death: Open MPI begins the agreement before it sets its request, and holds no lock meanwhile
 (`mca_coll_ftagree_iera_intra`). MPIX_Comm_shrink consists of agreements, and crashes if one returns a wrong value.
-Therefore no other thread of hpccoll is in MPI while this thread is. Between two tests of an agreement, the thread of
-`JobEndings` may call MPI; the progress thread waits until the agreement ends.
+Therefore no other thread of hpccoll calls MPI during a call of `shrink` or `agree`. Between two tests of an agreement,
+the thread of `JobEndings` may call MPI; the progress thread waits until the agreement ends.
 """
 
 from __future__ import annotations
@@ -77,5 +77,5 @@ def _hold_progress_thread() -> Iterator[None]:
 
 @cache
 def _list_flags() -> list[array[int]]:
-    """Return the flags of the agreements that are not complete."""
+    """Return the list of the flags of this process's agreements that are not complete."""
     return []

@@ -83,7 +83,10 @@ def list_traffic(setup: TrainingSetup, machine: Machine) -> list[Traffic]:
 
 
 def _sum_calls(setup: TrainingSetup, rank: int) -> dict[_Channel, _Calls]:
-    """Return the calls in a step of a rank with the index `rank` along pp, by strategy, collective and axes."""
+    """Return the bytes and the number of a rank's calls in a step, by strategy, collective and axes.
+
+    `rank` is the index of the rank along pp.
+    """
     by_channel: dict[_Channel, _Calls] = {}
     for channel, calls in chain(
         _list_gradient_calls(setup, rank),

@@ -64,7 +64,7 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
 
     @property
     def options(self) -> Any:
-        """Torch's options of this backend."""
+        """The object with the options of this backend, as torch defines them."""
         return self._options
 
     def set_timeout(self, timeout: timedelta) -> None:

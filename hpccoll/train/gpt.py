@@ -159,7 +159,7 @@ class GptLayers(RankLayers[GptConfig]):
         """Return the weighted sums of the experts' outputs: (b, t/sp, h) -> (b, t/sp, h); collective over ep and tp.
 
         b counts samples, t positions, h features, and sp the ranks that share the tokens. All tensor-parallel ranks
-        route the same tokens. Without gradients, no token is dropped.
+        route the same tokens. In evaluation (without gradients), no token is dropped.
         """
 
         def apply(name: str, own: Any) -> Any:

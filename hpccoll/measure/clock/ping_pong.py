@@ -94,7 +94,7 @@ class BatchPlan:
     limit_s: float = float("inf")
 
     def needs_more(self, begun_s: Sequence[float], best_s: Sequence[float], fastest_s: float) -> bool:
-        """Whether more batches should be measured.
+        """Whether to measure more batches of ping-pongs.
 
         Args:
             begun_s: the times at which the batches so far began.

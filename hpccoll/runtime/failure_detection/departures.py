@@ -217,7 +217,7 @@ class DepartureWatch:
                 return
 
     def _complain(self, departed: int, complaint: Complaint, now: float) -> None:
-        """Complain to a departed rank."""
+        """Send `complaint` to a departed rank, and note the time `now`."""
         self._observed.complained = now
         self.send(departed, complaint)
 
@@ -283,7 +283,7 @@ class DepartureWatch:
                     self.send(neighbour, departure)
 
     def _count_departures(self) -> None:
-        """Tell the parent once this rank and all ranks below it have departed; at the root, tell all ranks.
+        """Tell the parent in the tree when this rank and all ranks below it have departed; at the root, tell all ranks.
 
         Sends nothing on an unusable communicator: no rank waits for it, and the parent may be in MPI_Finalize, where it
         receives no messages.

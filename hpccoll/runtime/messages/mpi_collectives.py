@@ -63,8 +63,8 @@ class LibraryExecutable(Executable):
 class MpiCollectives:
     """The MPI library's collectives on `comm`, which is not duplicated; waits advance the operations in `progress`.
 
-    `state` records the calls, and the ranks of `node`, if given, compare them. `takes_device_memory` returns whether
-    this MPI accepts device memory; it is called only for device buffers.
+    `state` records the calls, and if `node` is given, its ranks check that they make the same calls.
+    `takes_device_memory` returns whether this MPI accepts device memory; it is called only for device buffers.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def map_segment(
         node_ranks: the ranks of this node.
         nbytes: size of the segment, the same on all ranks of the node; at least one page is created.
         reserve: whether to allocate all pages now, so that a lack of memory raises an error instead of crashing later.
-            Every rank allocates an equal share, in rank order, so that its pages are close to its core.
+            Every rank allocates an equal share of the pages, in rank order, so that these are close to the rank's core.
         environ: the environment variables, of which HPCCOLL_SHARED_DIR is used.
 
     Raises:
