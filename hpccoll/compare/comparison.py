@@ -117,7 +117,7 @@ def compare_sides(
         a: the baseline.
         b: the runs that may be better or worse than the baseline.
         paired: whether the k-th runs of A and B were measured one after the other; runs without a partner are ignored.
-        control: the cases that show the machine's speed, by which drift is removed; None for `choose_control`.
+        control: the cases that show the machine's speed, by which drift is removed; None lets `choose_control` choose.
         tolerance: the fraction up to which a slowdown is no regression.
 
     Raises:

@@ -145,7 +145,7 @@ def _find_row(known: Mapping[tuple[object, ...], CaseKey], key: CaseKey, op: str
 def _measure_ratio(side: ComparedSide, left: CaseKey, right: Sequence[CaseKey]) -> _LogRatio:
     """Return the ratio of the median time of the case `left` to the sum of those of the cases `right`.
 
-    Runs that measured all these cases are used, if there are any.
+    If some runs measured all of the cases, the ratio is that of these runs.
     """
     from scipy.special import stdtr
 

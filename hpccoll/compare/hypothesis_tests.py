@@ -71,8 +71,8 @@ def compute_interval(log_ratio: float, error: float, degrees: float, confidence:
 def correct_by_holm(p_values: Floats, significance: float) -> CorrectedTests:
     """Return p-values corrected for their number by Holm's method.
 
-    Tests with a corrected p-value of at most `significance` are significant: with this probability at most, any test is
-    significant although nothing differs.
+    Tests with a corrected p-value of at most `significance` are significant: if nothing differs, the probability that
+    any test is significant is at most `significance`.
     """
     count = len(p_values)
     order = np.argsort(p_values, kind="stable")

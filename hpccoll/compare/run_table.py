@@ -159,7 +159,8 @@ def _find_uneven_speed(
             runs lacks the case.
         is_control: for each case, whether it is of engine `mpi` and so shows the machine's speed.
         replaceable: whether other pairs of runs remain. If so, a change of an operation's cases of engine `mpi` marks
-            the operation. Otherwise it marks all cases, and only if the operation's other cases changed likewise.
+            the operation as disturbed. Otherwise, the change marks all cases as disturbed, and only if the operation's
+            other cases changed likewise.
     """
     known = ~np.isnan(log_ratios)
     uneven = np.zeros(len(keys), np.bool_)

@@ -53,7 +53,8 @@ class PruningBenchmark(InterleavedBenchmark):
 class TuningSweep:
     """What `hpccoll tune` measures: operations, message sizes in bytes (nccl-tests' S), element types, kinds of buffer.
 
-    `nodes` is the number of nodes of the job, `seed` that of the data and turns, and `date` today's, for the table.
+    `nodes` is the number of nodes of the job, `seed` that of the data and turns, and `date` the current date, for the
+    table.
     """
 
     operations: tuple[Operation, ...]

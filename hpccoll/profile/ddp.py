@@ -36,8 +36,8 @@ class BackwardWaits:
 
     def __init__(self, trace: CallTrace, code: int) -> None:
         self._trace, self._code = trace, code
-        # The keys are numbers of backward passes, because passes may be nested. The operations of torch are kept until
-        # the wait, because their addresses identify the requests.
+        # The keys are numbers of backward passes, because passes may be nested.
+        # Torch's objects of operations are kept until the wait, because their addresses identify the requests.
         self._works: dict[int, list[Any]] = {}
 
     def add(self, work: Any) -> None:

@@ -33,8 +33,8 @@ from hpccoll.runtime.plain_arrays import get_address, is_plain
 from hpccoll.runtime.queued_run import RunInQueue
 from hpccoll.selection import Selection, round_message_size
 
-# The user's arguments of a call: operation, x, out, reduction, root, algorithm, and the rows of each block (None for
-# equal blocks). On a rank without input, `x` is the output.
+# A user's call: operation, x, out, reduction, root, algorithm, and the rows of each block (None for equal blocks).
+# In a `Request`, `x` is the output on a rank without input.
 Request: TypeAlias = tuple[Operation, Any, Any, Any, Any, Any, BlockCounts | None]
 _GATHERS: Final = (Operation.ALL_GATHER, Operation.GATHER)
 _SPLITS: Final = (Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL, Operation.SCATTER)

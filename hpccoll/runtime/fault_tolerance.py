@@ -34,8 +34,8 @@ def require_fault_tolerance() -> None:
         raise UnavailableError(
             f'on_failure="raise": {reason} `mpirun --with-ft ulfm -n {max(MPI.COMM_WORLD.size, 2)} python {program}`'
         )
-    # After a death, Open MPI 5.0.11 sometimes waits for ever in the barrier that begins MPI_Finalize. hpccoll's own
-    # wait for the ends of all programs comes before it.
+    # After a death, Open MPI 5.0.11 sometimes waits for ever in the barrier that begins MPI_Finalize.
+    # The barrier is not needed, because hpccoll waits for the ends of all programs before MPI_Finalize.
     with suppress(ValueError):
         _find_variable(ctypes.c_bool, "ompi_async_mpi_finalize").value = True
     repair_revocation()

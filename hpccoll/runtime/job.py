@@ -42,8 +42,7 @@ _PACKAGES = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
 }
 
-# A process id, the number of the namespace to which the id belongs, a number that identifies the host, and the name of
-# the process's recorder file; empty if it has none.
+# A process id, the number of the id's namespace, a number for the host, and the name of the recorder file or "".
 ProcessId: TypeAlias = tuple[int, int, int, str]
 
 

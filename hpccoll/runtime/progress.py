@@ -31,8 +31,8 @@ from hpccoll.runtime.signal_errors import is_raised_by_signal_handler
 Result = TypeVar("Result")
 NEVER: Final = float("inf")
 TIME_IS_UP: Final = "other ranks did not arrive in time"
-# The tag of the probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with this tag. MPICH does not
-# advance accesses to windows during a probe of MPI.COMM_SELF.
+# The tag of the probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with the probed tag.
+# MPICH does not advance accesses to windows during a probe of MPI.COMM_SELF.
 POLLED_TAG: Final = 32767
 POLLS: Final = 16  # polls between two pauses of `wait_until`; each poll moves a few KiB of a long message
 
@@ -360,7 +360,7 @@ class Progress:
             except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
                 errors.append(error)
 
-        # After an exception, Python would wait at its end for a thread that is no daemon.
+        # When Python ends, also after an exception, it waits for all threads except daemons.
         thread = threading.Thread(target=run, name="hpccoll-blocking-mpi-call", daemon=True)
         backoff = Backoff(spins=False, sleeps=False)
         try:

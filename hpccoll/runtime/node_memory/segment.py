@@ -114,7 +114,7 @@ def _map(
 ) -> MappedSegment:
     """Map a segment by its owner's `offer`, or on its owner by the file descriptor `own`; allocate pages `reserved`."""
     path, *identity = offer or ("", 0, 0)
-    # A memfd is opened by a link in /proc; a link in a directory is not one that a rank has made.
+    # A memfd is opened by a link in /proc; other links are not followed, because no rank makes them.
     links = 0 if path.startswith("/proc/") else os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | links) if own is None else own
     try:

@@ -201,7 +201,7 @@ class CallRecorder(CallCounter):
                     f"rank {self.rank}: another thread is in {self.current_name} on this communicator; use one thread "
                     "at a time, or make a communicator for each thread"
                 )
-            # An exception came after the call had been recorded, and before it could be noticed.
+            # An exception interrupted the earlier call after it was recorded, before the interruption could be noted.
             self.interrupt(self.current_name, "an exception")
         self.raise_interruption()
 
