@@ -37,7 +37,7 @@ _NAMES = {
     Operation.REDUCE: "Reduce",
     Operation.REDUCE_SCATTER: "Reduce_scatter_block",
 }
-# For each operation, MPICH's compositions in order of their numbers (from 1), and the composition that runs an algorithm.
+# For each operation, MPICH's compositions by number (from 1), and the composition that runs an algorithm.
 COMPOSITIONS = {
     Operation.ALL_GATHER: (("alpha", "beta"), "beta"),
     Operation.ALL_REDUCE: (("alpha", "beta", "gamma", "delta"), "beta"),

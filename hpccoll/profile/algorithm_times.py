@@ -2,11 +2,11 @@
 
 The estimate rests on measured times if there are any: a tuning table of the recorded MPI library, hosts and ranks has
 the times of both algorithms, which are interpolated between the measured message sizes. The bounds of this estimate
-come from the 95 % intervals of the measured times. They also come from the difference between the recorded time and the
-time in the table of one and the same algorithm: the other algorithm may differ from its time in the table by the same
-factor, or by the same number of seconds.
+come from the 95 % intervals of the measured times. The bounds also come from the difference between the recorded time
+and the time in the table of one and the same algorithm: the other algorithm may differ from its time in the table by
+the same factor, or by the same number of seconds.
 
-Without such a table, both algorithms are simulated on each network that explains the recorded transfers
+Without a tuning table, both algorithms are simulated on each network that explains the recorded transfers
 (`list_networks`). The bounds are the smallest and the largest result, widened by the usual error of a simulation. There
 is no estimate if the recorded algorithm is unknown, such as the MPI library's own one, or if ranks share cores, because
 the simulation does not model the scheduling of processes.
@@ -192,8 +192,8 @@ def _has_algorithms(kind: ModelledTransfer) -> bool:
 def interpolate_timing(series: TuningSeries, name: str, nbytes: int) -> CandidateTiming | None:
     """Return the time of an algorithm for a message of `nbytes` bytes; None if sizes near it are not measured.
 
-    Between two measured sizes, the logarithm of the time is linear in that of the size. A size is near if both measured
-    sizes are at most a factor 4 away.
+    Between two measured sizes, the logarithm of the time is linear in the logarithm of the size. A size is near if both
+    measured sizes are at most a factor 4 away.
     """
     size = max(nbytes, MIN_BYTES)
     points = {

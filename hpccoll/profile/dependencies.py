@@ -1,11 +1,11 @@
 """Computes how long each recorded call waited for other ranks, and how long its transfer took.
 
 A rank enters a call at the time `begin_s`. The call cannot end before the ranks on which it depends have entered it:
-all ranks of an all-reduce, the root of a broadcast, the sender of a received message. The time from this rank's
-entry to the last of those entries is waiting; the rest of the call is transfer. A non-blocking operation depends on the
-entries of its starting calls, and its waiting is in the call that completes it.
+all ranks of an all-reduce, the root of a broadcast, the sender of a received message. The time from this rank's entry
+to the last entry of the ranks on which the call depends is waiting; the rest of the call is transfer. A non-blocking
+operation depends on the entries of its starting calls, and its waiting is in the call that completes it.
 
-Source: the metrics of POP, co-design.pop-coe.eu/metrics; Geisler and Wolf call the same "wait states" in Scalasca.
+Source: the metrics of POP, co-design.pop-coe.eu/metrics; Geisler and Wolf call waiting "wait states" in Scalasca.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class RankCalls:
 
         Args:
             operation: one of OPERATIONS.
-            begin_s, end_s: its begin and end in seconds.
+            begin_s, end_s: the begin and the end of the call in seconds.
             nbytes: the bytes of the rank's buffer.
             peer: the destination, the source or the root; ANY for none, and for a receive from any rank.
             tag: the tag of a message; ANY for a receive with any tag.

@@ -27,7 +27,7 @@ def synchronize_by_store(
         store: the key-value store of torch.distributed's default group.
         rank: the rank of this process.
         size: the number of ranks.
-        host: the name of its host, whose processes share a clock.
+        host: the name of the host of this process; processes of one host share a clock.
         read_clock: returns the seconds of this rank's clock.
 
     Cost: one value per rank for the names of hosts; with several hosts, 100 exchanges of values per rank, in turns.

@@ -33,10 +33,10 @@ class Task:
         seconds: the time of computing; 0 for other tasks.
         nbytes: the bytes of the message, or of one rank's buffer in a collective.
         peer: the rank that receives or sends; ANY for a receive from any rank.
-        tag: of the message; ANY for a receive with any tag.
+        tag: the tag of the message; ANY for a receive with any tag.
         comm: index of the communicator of a collective.
-        needs: indices of tasks of this rank that must have ended before.
-        start_needs: indices of tasks of this rank that must have started before.
+        needs: indices of the tasks of this rank that must have ended before this task starts.
+        start_needs: indices of the tasks of this rank that must have started before this task starts.
     """
 
     kind: str
