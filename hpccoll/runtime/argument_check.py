@@ -1,7 +1,7 @@
 """With HPCCOLL_DEBUG=1, all ranks compare their arguments before each collective.
 
 Cost: a non-blocking barrier and an all-gather of a few hundred bytes per call, on a duplicated communicator. A rank
-with invalid arguments sends its error to the other ranks, so that they do not wait for it.
+with invalid arguments sends its error to the other ranks, so that they do not wait for this rank.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Calls are of one kind if they agree in operation, dtype, number of elements, reduction, root, algorithm, counts, in
 whether the user passes the output, and in the kind of the arrays' memory. The first call of a kind checks all its
-arguments and adds a callable for later calls to the `CallTable` of the extension, which finds it by one look-up: a
-native call of a plan, or of the MPI library. If `auto` selects the MPI library's own collective, calls whose message
-size rounds to the same value (`round_message_size`), and calls with other counts of a similar total, skip the checks as
-well, because the selection is the same.
+arguments and adds a callable for later calls to the `CallTable` of the extension, which finds the callable by one
+look-up: a native call of a plan, or of the MPI library. If `auto` selects the MPI library's own collective, calls whose
+message size rounds to the same value (`round_message_size`), and calls with other counts of a similar total, skip the
+checks as well, because `auto` selects the same for them.
 """
 
 from __future__ import annotations

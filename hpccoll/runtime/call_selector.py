@@ -25,7 +25,7 @@ _UNEVEN_RESULT: Final = (*_RESULT_ON_SOME, Operation.REDUCE_SCATTER, Operation.S
 
 
 class CallSelector:
-    """Selects algorithms, the same on every rank; `log` writes down what `auto` selects, if it is not None.
+    """Selects algorithms, the same on every rank; `log`, unless it is None, writes down what `auto` selects.
 
     Args:
         ranks: number of ranks.

@@ -63,7 +63,7 @@ DEVICE_EXECUTABLES: Final = 256
 def _load_measurements(layout: RankLayout, *, whole_job: bool) -> tuple[TuningTable | None, tuple[int, ...] | None]:
     """Return the tuning table and the relative rates of the nodes' links, each None if it was not measured.
 
-    Rank 0 alone calls this function, because all ranks must use the same ones.
+    Rank 0 alone calls this function, because all ranks must use the same table and rates.
     """
     site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
     hosts = [layout.hosts[members[0]] for members in layout.members]

@@ -45,9 +45,10 @@ def require_fault_tolerance() -> None:
 def repair_revocation() -> bool:
     """Keep Open MPI from crashing when a process dies while a communicator is made; return whether it was repaired.
 
-    Open MPI 5.0.11 then calls a null pointer in `ompi_comm_revoke_local` (native/revocation.c). The
-    offsets of the function pointers are found by a search for the addresses of exported functions in `mca_pml`,
-    MPI.COMM_WORLD and MPI.COMM_SELF. A library without these functions does not have the fault, and is left as it is.
+    If a process dies while a communicator is made, Open MPI 5.0.11 calls a null pointer in `ompi_comm_revoke_local`
+    (native/revocation.c). The offsets of the function pointers are found by a search for the addresses of exported
+    functions in `mca_pml`, MPI.COMM_WORLD and MPI.COMM_SELF. A library without these functions does not have the fault,
+    and is left as it is.
     """
     try:
         library = ctypes.CDLL(MPI.__file__)

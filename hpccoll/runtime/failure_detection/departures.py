@@ -45,7 +45,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class DepartureQuery:
-    """The request to be told when the receiver has departed."""
+    """A request to the receiver: it sends a notice to the sender when it has departed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class DepartureWatch:
                     self._complain(self._least.rank, Complaint(self._rank, number, name), now)
 
     def examine_interruption(self, now: float, stop_wait: Callable[[CallRecorder], None]) -> bool:
-        """Tell other ranks that a call of this rank was interrupted; end this rank's wait if one of theirs was.
+        """Tell other ranks that a call of this rank was interrupted; end this rank's wait if a call of theirs was.
 
         `stop_wait` makes a wait of Python code raise the error. Returns whether this rank still waits BLOCKED_S seconds
         later, in a function of MPI, which cannot be ended unless the communicators can be revoked.

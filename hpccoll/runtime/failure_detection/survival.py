@@ -34,7 +34,7 @@ class _Wait:
     """A wait that HPCCOLL_TIMEOUT limits.
 
     `since` is the time at which the wait was first seen, and `vain_since` the time at which it was first seen to be in
-    vain, because another rank has left the loop `survivors`; 0 if it has not been seen so.
+    vain, because another rank has left the loop `survivors`; 0 if the wait is not known to be in vain.
     """
 
     state: CallRecorder

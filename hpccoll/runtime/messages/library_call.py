@@ -154,7 +154,7 @@ class LibraryCall:
 
         Args:
             last: functions to call when the collective is complete.
-            keep: objects that are kept alive until then.
+            keep: objects that are kept alive until the collective is complete.
         """
         native = self._natives.get(_STARTED) or self.get_native(is_nonblocking=True)
         request = MPI.Request.fromhandle(native.start(source, result))

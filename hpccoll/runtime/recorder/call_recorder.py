@@ -252,8 +252,9 @@ class CallRecorder(CallCounter):
     def take_exception(self, call: str, error: BaseException | None, *, is_message: bool = False) -> None:
         """Make the communicator unusable if an exception in a call, or in a message, may have left it half done.
 
-        hpccoll's own errors, and MPI's, do not: all ranks raise them, or they come before any data is moved. Raises
-        RankLostError if a death explains the error, or came before the result of a call without an error.
+        Errors of hpccoll and of MPI leave the communicator usable: all ranks raise them, or they come before any data
+        is moved. Raises RankLostError if a death explains the error, or came before the result of a call without an
+        error.
         """
         if self.survives and (error is not None or self.is_lost):
             lost = self.replace_error(error, call)

@@ -1,7 +1,7 @@
 """Reads recorder files: `read_recording` one file, and `read_recordings` the files of a job in a directory.
 
-A file may be read while its process runs, and after the process was killed. An entry that was being written at that
-moment is left out.
+A file may be read while its process runs, and after the process was killed. An entry that is incomplete when the file
+is read is left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RecordedCommunicator:
     """A communicator of a recording; `rank` is the rank of the recording's process in it.
 
     `members` has the rank in MPI.COMM_WORLD of each rank; None if the recorder file had no space for them. `name` is
-    the user's, and may be empty.
+    the name that the user gave to the communicator, and may be empty.
     """
 
     id: int

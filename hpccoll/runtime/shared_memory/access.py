@@ -39,7 +39,7 @@ def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall
     """Whether all buffers of this rank that other ranks access in the program can be accessed in place.
 
     A rank whose buffers no other rank accesses can run either way, but chooses before it knows what others choose.
-    With short buffers on the host it runs staged, unless one of them is symmetric.
+    A rank with short buffers on the host chooses to run staged, unless one of the buffers is symmetric.
     """
     if program.uses_slots:  # these chunks are in no user's memory
         return False

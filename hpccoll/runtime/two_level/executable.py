@@ -63,7 +63,7 @@ class PipelineExecutable(NativeExecutable):
     def make_start(self) -> Callable[[int, int, object], RunInQueue]:
         """Return a function that starts a run on the addresses of an input and an output.
 
-        The run begins as soon as earlier runs are done and all ranks of the node have started it.
+        The run begins as soon as earlier runs are done and all ranks of the node have started the run.
         `NativeExecutable.make_start` describes the function.
         """
         native, staged = get_pipeline_call(self._kind, direct=self.direct), get_segments(self._kind, direct=False)
