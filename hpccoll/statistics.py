@@ -35,7 +35,7 @@ MAX_UNCERTAINTY = 0.10  # half the width of a median's interval, divided by the 
 class Interval:
     """An estimate `value` with an interval, from `low` to `high`, that contains the true value.
 
-    The probability that it does so is at least `coverage`.
+    The probability that the interval contains the true value is at least `coverage`.
     """
 
     value: float

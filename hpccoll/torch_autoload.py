@@ -30,7 +30,7 @@ def _import_first(
 ) -> Callable[..., Any]:
     """Return a rendezvous handler of torch that calls `original`, after importing hpccoll.torch if it is needed.
 
-    It is needed if the backend is "hpccoll"; `handlers` is torch's table of handlers, and `scheme` the key in it.
+    The import is needed if the backend is "hpccoll". `handlers` is torch's table of handlers, and `scheme` a key in it.
     """
 
     @wraps(original)

@@ -62,7 +62,7 @@ class Communicator(
             HPCCOLL_DEBUG=1.
         name: the name of the communicator in recordings, the same on all ranks.
         on_failure: what the death of a rank does: "end" ends the job, as MPI does; with "raise", calls of the other
-            ranks raise RankLostError, and `shrink` returns a communicator of them. See docs/failures.md.
+            ranks raise RankLostError, and `shrink` returns a communicator of these ranks. See docs/failures.md.
 
     Raises:
         UnavailableError: `on_failure` is "raise", and this MPI library or launcher ends the job when a rank dies.

@@ -122,7 +122,7 @@ class SurvivalMethods(CommunicatorBase):
     def _make(self, make: Callable[[], MadeT], joined: MPI.Intracomm, name: str) -> MadeT:
         """Return `make()`, a communicator of the ranks of `joined`; raise RankLostError if a rank dies meanwhile.
 
-        Collective over these ranks. `name` is the method that makes the communicator, for error messages.
+        Collective over the ranks of `joined`. `name` is the method that makes the communicator, for error messages.
         """
         if self._control is None:
             return make()

@@ -82,7 +82,7 @@ class SymmetricBufferMethods(CommunicatorBase):
         """Free a symmetric buffer and the executables bound to it on this rank; later use raises UsageError.
 
         The call waits for asynchronous shared-memory plans on the buffer. Asynchronous messages and collectives of the
-        MPI library go on, and keep the memory until they are done.
+        MPI library go on, and keep the memory until they are complete.
 
         Example:
             >>> y = comm.empty(3)

@@ -1,7 +1,7 @@
 """Check /dev/shm (size, free space, files that ended jobs left behind), System V segments and huge pages.
 
 MPICH and hpccoll's flight recorder leave files in /dev/shm when a rank is killed or aborts. Open MPI also leaves files
-if the job was started without mpirun. The checks remove nothing; `remove_stale_files` does.
+if the job was started without mpirun. The checks remove no files; only `remove_stale_files` removes files.
 """
 
 from __future__ import annotations

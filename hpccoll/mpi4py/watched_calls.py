@@ -29,7 +29,7 @@ def find_method(name: str) -> Callable[..., Any]:
 def watch_inherited_methods(classes: Iterable[type]) -> None:
     """Let calls of the blocking collectives that communicator classes inherit from mpi4py be recorded.
 
-    Without HPCCOLL_TIMEOUT, it does nothing.
+    Without HPCCOLL_TIMEOUT, this function does nothing.
     """
     if read_timeout() is None:
         return

@@ -154,7 +154,7 @@ class AlgorithmTimes:
         """Return the algorithm of the recorded transfers of a kind; None if it is unknown.
 
         In a recording without hpccoll's drop-in for mpi4py, the algorithm of mpi4py's methods for buffers is `mpi`, the
-        MPI library's own. The algorithms of its methods for objects, and of torch and hpccoll, are unknown.
+        MPI library's own. The algorithms of mpi4py's methods for objects, and of torch and hpccoll, are unknown.
         """
         profile, kind = self._graph.profile, self._transfers.kinds[number]
         chosen = self._networks[0].find_choice(kind)

@@ -315,7 +315,7 @@ def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterat
     active expert that processes it. With sequence parallelism, it gathers the router's outputs, T E e, as well, but no
     inputs in the backward pass.
 
-    Ring attention sends 2 T k e bytes, the keys and values of a rank, around the ring of n ranks in n - 1 sends in the
+    Ring attention sends 2 T*k*e bytes, the keys and values of a rank, around the ring of n ranks in n - 1 sends in the
     forward pass, again in the backward pass, and again if the forward pass is recomputed. The gradients of keys and
     values follow in the backward pass: n - 1 sends. Source: Liu, Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
     """

@@ -30,9 +30,9 @@ CLOSE_LIMIT_S: Final = 10.0
 def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Communicator:
     """Return a communicator of some ranks of the MPI job, in their order; collective over these ranks.
 
-    Operations in flight advance while this waits. In a job that goes on after the death of a rank (`mpirun --with-ft
-    ulfm`), operations then raise an error that names the rank. With TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks compare
-    their arguments before each collective.
+    Operations in flight advance while this function waits. In a job that goes on after the death of a rank (`mpirun
+    --with-ft ulfm`), operations then raise an error that names the rank. With TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks
+    compare their arguments before each collective.
 
     Args:
         ranks: ranks of MPI.COMM_WORLD.

@@ -90,7 +90,7 @@ class FutureCompleter:
     def wait_for_dropped(self, comm: Any) -> None:
         """Block until those operations of the communicator `comm` are complete whose handles nobody has kept.
 
-        An asynchronous barrier calls it, and records the wait as its own.
+        An asynchronous barrier calls this method, and records the wait as a wait of the barrier.
         """
         for work in list(self._dropped):
             if work.comm is comm and not work.is_completed():

@@ -56,7 +56,7 @@ def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
 
 
 def list_stage_names(model: GptConfig, mesh: Mesh, stage: int, experts: range) -> list[str]:
-    """Return the names of a pipeline stage's parameters in the order of use; of all experts, only `experts`."""
+    """Return the names of a pipeline stage's parameters in the order of use; of experts, only `experts`."""
     blocks = split_evenly(model.layers, mesh.stages)[stage]
     own = ["embedding.weight", "position.weight"] if stage == 0 else []
     every = list(model.list_shapes())

@@ -269,7 +269,7 @@ class _ValueCheck:
         """
 
         def is_loss(made: _Write) -> bool:
-            """Whether `made` replaced a value of `chunk` with a missing contribution, which the new value lacks."""
+            """Whether `made` replaced a value of `chunk` that has a missing contribution by a value without it."""
             old = made.replaced
             if old is None or old in made.parts or old.contents[0] != chunk:
                 return False

@@ -67,7 +67,7 @@ class RecordingAnswer:
 
 @dataclass(slots=True)
 class _Collection:
-    """The recordings and process states that a claimant has collected, and who can read which other recordings.
+    """The recordings and process states that a claimant has collected, and which ranks can read which other recordings.
 
     `elsewhere` has recordings of other hosts in a shared directory, which may be older than those of `recordings`.
     `answered` has the ranks that have answered themselves.
