@@ -101,7 +101,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     free[base, column] = False
     chunk, below = np.zeros((q, len(small)), np.int64), np.full_like(small, 2 * n)
     for k in range(q):
-        # Read as a rank, the sum of skips lies after the sender of round k + 1 and not after the sender of round k.
+        # As a rank number, the sum of skips lies behind the sender of round k + 1 and not behind the sender of round k.
         below, chunk[k] = walk(np.minimum(n + small - skips[k], below - 1), n + small - skips[k + 1])
         free[chunk[k], column] = False
     return np.asarray(np.where(chunk == q, base, chunk - q).T, np.int64)

@@ -160,7 +160,7 @@ def _second_place(place: IntArray, n: int) -> IntArray:
 def _first_place(second: IntArray, n: int) -> IntArray:
     """Return the positions of ranks in the first broadcast tree, where 0 is the root.
 
-    `second` are those in the second.
+    `second` has the positions of the ranks in the second tree.
     """
     moved = n - second if n % 2 else (second - 2) % (n - 1) + 1
     return np.where(second == 0, 0, moved)

@@ -1,7 +1,7 @@
 """Ends a command that failed: one paragraph on standard error, and the same exit status on all ranks.
 
-MPI_Abort makes the launcher print a report of its own, and may leave shared-memory files in /dev/shm. A failed
-command therefore calls MPI_Abort only if some ranks did not fail, because they could wait for the others forever.
+MPI_Abort makes the launcher print a report of its own, and may leave shared-memory files in /dev/shm. A failed command
+therefore calls MPI_Abort only if some ranks did not fail, because these ranks could wait for the failed ones forever.
 """
 
 from __future__ import annotations

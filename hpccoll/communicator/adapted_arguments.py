@@ -82,7 +82,7 @@ def _adapt_call(
 ) -> AdaptedArguments:
     """Join a list `x` into one array, import arrays of other libraries, and return the arguments of the collective.
 
-    They include a function that gives the result the form of the user's input. Call it on ranks that have a result.
+    The arguments include a function that gives the result the form of the user's input; call it on ranks with a result.
     The arguments are those of `adapt_arguments`.
     """
     listed, listed_out = isinstance(x, list | tuple), isinstance(out, list | tuple)

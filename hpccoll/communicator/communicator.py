@@ -97,8 +97,8 @@ class Communicator(
     def mpi(self) -> MPI.Intracomm:
         """An mpi4py communicator of the same ranks, for calls that hpccoll lacks; `close` frees it.
 
-        It carries the messages of `send` and `recv`, so that `recv` may receive a message of `mpi.Send`. While a call
-        of `mpi` blocks, asynchronous operations of hpccoll do not advance.
+        The communicator carries the messages of `send` and `recv`, so that `recv` may receive a message of `mpi.Send`.
+        While a call of `mpi` blocks, asynchronous operations of hpccoll do not advance.
 
         Example:
             >>> comm.mpi.Get_size() == comm.size

@@ -45,7 +45,7 @@ def compute_p_values(log_ratios: Floats, errors: Floats, degrees: Floats) -> Flo
 
     Args:
         log_ratios: logarithms of the ratios.
-        errors: their standard errors.
+        errors: the standard errors of `log_ratios`.
         degrees: the degrees of freedom of the errors.
     """
     from scipy.special import stdtr
@@ -58,7 +58,7 @@ def compute_interval(log_ratio: float, error: float, degrees: float, confidence:
 
     Args:
         log_ratio: the logarithm of the ratio.
-        error: its standard error.
+        error: the standard error of `log_ratio`.
         degrees: the degrees of freedom of the error.
         confidence: the confidence, such as 0.95.
     """

@@ -117,15 +117,15 @@ class Acceleration:
     def refuse(self) -> None:
         """Leave all collectives to the MPI library, unless there is an hpccoll communicator already.
 
-        It is called for communicators that must survive the failure of a process, because hpccoll's communicators in
-        mpi4py programs do not survive it.
+        `refuse` is called for communicators that must survive the failure of a process, because hpccoll's communicators
+        in mpi4py programs do not survive a failure.
         """
         self.is_refused = self.communicator is None
 
     def close(self) -> None:
         """Close the hpccoll communicator, if any, and leave later calls to MPI; collective.
 
-        It is called before the MPI communicator is freed.
+        `close` is called before the MPI communicator is freed.
         """
         communicator, self.communicator, self.is_refused = self.communicator, None, True
         self._selected.clear()

@@ -28,7 +28,7 @@ _MODES: Final = ("off", "collectives", "all")
 class AlgorithmChoice:
     """The user's choice of an algorithm for an operation, for messages of `least` bytes or more, but below `end`.
 
-    None as `end` means no limit.
+    If `end` is None, the messages have no upper limit.
     """
 
     operation: Operation

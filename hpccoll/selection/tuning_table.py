@@ -102,7 +102,7 @@ class TuningSeries:
     def find_nearest_point(self, nbytes: int) -> TuningPoint | None:
         """Return the timings at the measured size nearest to `nbytes`.
 
-        None if the sizes' ratio exceeds `MAX_SIZE_RATIO`.
+        The result is None if the ratio of the two sizes exceeds `MAX_SIZE_RATIO`.
         """
         if not self.points:
             return None

@@ -77,9 +77,9 @@ def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
 
     The part keeps the inputs of the last norm and of the output layer, T*h*e bytes each (T tokens, h features, e bytes
     of an element), and the logits in float32, 4 T*V bytes for a vocabulary of V. The backward pass has the gradients of
-    the logits; with sequence parallelism, it also needs its input and the gradient of its input for all tokens, T*h*e
-    each. The loss sums one float32 per token over tp three times. Source: Korthikanti et al., arXiv 2205.05198, section
-    4.3.
+    the logits; with sequence parallelism, the output layer also needs its input and the gradient of its input for all
+    tokens, T*h*e each. The loss sums one float32 per token over tp three times. Source: Korthikanti et al., arXiv
+    2205.05198, section 4.3.
 
     An output layer that shares the weight of the embedding needs a copy of the weight if its rank has no embedding. If
     its rank has the embedding, the output layer's gradient of the weight waits for that of the embedding.

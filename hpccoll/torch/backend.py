@@ -1,6 +1,6 @@
 """The backend that torch.distributed from 2.14 takes: a Python subclass of torch's C++ class `c10d::Backend`.
 
-Torch keeps the process group itself. It composes backends ("cpu:hpccoll,cuda:nccl"), splits groups, and calls hooks,
+Torch keeps the process group itself. Torch composes backends ("cpu:hpccoll,cuda:nccl"), splits groups, and calls hooks,
 such as those of its flight recorder, around each operation of a backend.
 """
 

@@ -76,9 +76,9 @@ def _open_after_death(own_world: MPI.Intracomm, ranks: Sequence[int], name: str)
 def close_communicator(comm: Communicator, *, usable: bool) -> None:
     """Close a communicator if all its ranks call this function with `usable=True`; collective.
 
-    Otherwise the communicator stays open until the process ends, and the function returns after CLOSE_LIMIT_S seconds
-    at the latest. A program that destroys its groups on some ranks only, or after a timeout on some ranks, therefore
-    ends. After the death of a rank, the function waits for no other rank.
+    If some rank does not call it so, the communicator stays open until the process ends, and the function returns after
+    CLOSE_LIMIT_S seconds at the latest. A program that destroys its groups on some ranks only, or after a timeout on
+    some ranks, therefore ends. After the death of a rank, the function waits for no other rank.
     """
     if comm.lost_ranks:
         comm.discard()

@@ -61,7 +61,8 @@ class FutureCompleter:
     def can_take_over(self) -> bool:
         """Whether this object's thread can complete an operation that the calling thread has started.
 
-        False if MPI allows calls by one thread only, and in a continuation, which runs in this object's thread.
+        The result is false if MPI allows calls by one thread only, and in a continuation, which runs in this object's
+        thread.
         """
         return threading.current_thread() is not self._thread and is_thread_safe()
 

@@ -48,7 +48,7 @@ INITIAL_DEVIATION = 0.02  # of weights, as in GPT-2
 def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
     """Return the numbers of the experts that a rank holds, the same in each block.
 
-    Empty without a mixture of experts.
+    The range is empty without a mixture of experts.
     """
     count = model.experts.count if model.experts else 0
     own = split_evenly(count, mesh.ep)[mesh.get_coordinates(rank)["ep"]]
@@ -353,8 +353,8 @@ def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: An
 def _weigh_experts(config: ExpertConfig, logits: Any, cp: int) -> tuple[Any, Any]:
     """Return the factor of each token and expert (b, t, E), and the load-balancing loss, a scalar.
 
-    `logits` (b, t, E) are the router's. The positions of each of `cp` ranks are routed by themselves; the loss is the
-    mean over these groups.
+    `logits` (b, t, E) are the outputs of the router. The positions of each of `cp` ranks are routed by themselves; the
+    loss is the mean over these groups.
     """
     factors, losses = torch.zeros_like(logits), []
     for index in range(cp):
@@ -368,8 +368,8 @@ def _weigh_experts(config: ExpertConfig, logits: Any, cp: int) -> tuple[Any, Any
 def _weigh_experts_of_group(config: ExpertConfig, logits: Any) -> tuple[Any, Any]:
     """Return the factor of each token and expert (n, E), mostly 0, and the load-balancing loss of a group of n tokens.
 
-    `logits` (n, E) are the router's. This function counts the place of a token at its expert by a cumulative sum, as
-    GShard does; `route_tokens` sorts.
+    `logits` (n, E) are the outputs of the router. This function counts the place of a token at its expert by a
+    cumulative sum, as GShard does; `route_tokens` sorts.
     """
     probabilities = logits.softmax(1)  # (n, E)
     weights, chosen = probabilities.topk(config.top_k, 1)  # (n, k) each

@@ -33,7 +33,7 @@ def make_entry_check(
         reduction: name of the reduction.
 
     Returns:
-        None if calls like this one are not compared, as on several nodes.
+        The three objects; None if calls of this kind are not compared, as on several nodes.
     """
     if node is None or node.problem or not len(node.ranks) == ranks > 1 or operation not in CHECKED:
         return None

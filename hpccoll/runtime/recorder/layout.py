@@ -5,8 +5,9 @@ All numbers are little-endian. Times are nanoseconds of the rank's monotonic clo
 - The header has HEADER_BYTES bytes: `HEADER`, and the fields `CLOCK`, `ENDING_LENGTH` with the string at ENDING_AT.
 - A copy of the tables has TABLE_BYTES bytes: `TABLE`, and lines of text, which name the communicators and strings to
   which entries refer by number. The valid copy with the larger version counts. A writer replaces the older copy.
-- Entry number `serial` (from 1) of the ring is at index `serial % entries`. It begins with `ENTRY`, and is complete if
-  its first and its last word both are `serial`, because a writer stores the first word first and the last word last.
+- Entry number `serial` (from 1) of the ring is at index `serial % entries`. An entry begins with `ENTRY`, and is
+  complete if its first and its last word both are `serial`, because a writer stores the first word first and the last
+  word last.
 """
 
 from __future__ import annotations
