@@ -10,9 +10,9 @@ into pieces, and while the owners send the result of one piece, they reduce the 
 equal.
 
 `weighted@4:4:4:1` is the algorithm for four ranks of which the last has a link of a quarter of the rate of the others;
-`hierarchical_weighted@4:4:4:1` is the two-level algorithm for four such nodes. More ranks take the rates in turn;
-without rates, all links are equal. Owner r of a share reduces its own part first, then those of ranks r-1, r-2 and so
-on (mod n). Source: derived here; shares of a similar kind are in arXiv 2505.23523 and 2606.01680.
+`hierarchical_weighted@4:4:4:1` is the two-level algorithm for four nodes with links of these rates. More ranks take the
+rates in turn; without rates, all links are equal. Owner r of a share reduces its own part first, then those of ranks
+r-1, r-2 and so on (mod n). Source: derived here; shares of a similar kind are in arXiv 2505.23523 and 2606.01680.
 """
 
 from __future__ import annotations

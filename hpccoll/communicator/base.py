@@ -213,7 +213,7 @@ class CommunicatorBase:
     def _run(
         self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, rows: Any = None
     ) -> Any:
-        """Check and run a blocking collective, and cache its kind, so that the next such call skips the checks.
+        """Check and run a blocking collective, and cache its kind, so that the next call of this kind skips the checks.
 
         `op` is a reduction or its name; `rows` is the pair of `counts` and `out_counts`, or None for equal blocks.
         """

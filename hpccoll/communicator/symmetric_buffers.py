@@ -23,7 +23,7 @@ class SymmetricBufferMethods(CommunicatorBase):
     def empty(self, shape: Shape, dtype: DtypeLike = "float32") -> NDArray[Any]:
         """Return an uninitialised NumPy array in memory that all ranks of the node can address; collective.
 
-        Collectives access such an array (a symmetric buffer) in place; pass symmetric buffers on all ranks or on none.
+        Collectives access the array (a symmetric buffer) in place; pass symmetric buffers on all ranks or on none.
         The memory of all ranks of the node is released when no array on any of these ranks uses it.
 
         Raises:

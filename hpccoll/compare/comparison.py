@@ -167,7 +167,7 @@ def _list_common(keys: Sequence[CaseKey], wrong: Collection[CaseKey], difference
 
 
 def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -> _TestResults:
-    """Test all cases that are not controls (do not show the machine's speed), and operations with two such cases."""
+    """Test all cases that are not controls (do not show the machine's speed), and operations with two cases to test."""
     kept = ~measured.drift.is_control
     keys = [key for key, keep in zip(measured.keys, kept, strict=True) if keep]
     groups = [OperationGroup(*(getattr(key, name) for name in OperationGroup._fields)) for key in keys]

@@ -265,7 +265,7 @@ def _get_file_id(status: os.stat_result) -> tuple[int, int, int]:
 def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
     """Return a note if this user has System V segments that no process has attached, which UCX may leave.
 
-    The result is an empty list without such segments. `root` is the directory that contains proc.
+    The result is an empty list if there are no unattached segments. `root` is the directory that contains proc.
     """
     rows = [line.split() for line in (read_text(root / "proc/sysvipc/shm") or "").splitlines()]
     segments = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]

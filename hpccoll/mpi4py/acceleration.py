@@ -52,11 +52,11 @@ class Acceleration:
         self.reason = ""  # why `select` left the latest call to the MPI library
 
     def is_due(self, kind: CollectiveKind, worth: int = 1) -> bool:
-        """Count a call of a kind; return whether enough such calls have passed that hpccoll may carry them out.
+        """Count a call of a kind; return whether enough calls have passed that hpccoll may carry them out.
 
-        `worth` is the number of calls that it counts as; a long message counts as more, because hpccoll saves more
-        time. The result is the same on all ranks. Collective, because the first call for which the result is true makes
-        the hpccoll communicator.
+        `worth` is the number of calls that the call counts as; a long message counts as more, because hpccoll saves
+        more time. The result is the same on all ranks. Collective, because the first call for which the result is true
+        makes the hpccoll communicator.
         """
         if kind in self._selected:
             return True

@@ -46,7 +46,7 @@ def _watch(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the method, recorded by the hpccoll communicator, which the first such call makes. Collective."""
+        """Call the method, recorded by the hpccoll communicator, which the first watched call makes. Collective."""
         state = None if self == MPI.COMM_NULL else find_acceleration(self)
         if state is not None and state.communicator is None and not state.is_refused:
             state.open()

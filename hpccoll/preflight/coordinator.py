@@ -48,7 +48,7 @@ def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[E
 
     Args:
         comm: the communicator of the job.
-        options: the same on all ranks.
+        options: the options of the preflight, equal on all ranks.
         failure: the exception that mpi4py raises if a connection fails, such as `MPI.Exception`.
     """
     channel = ControlChannel(comm)

@@ -38,11 +38,11 @@ class ChakraNode:
 
     Args:
         number: the id of the node in the trace.
-        kind: its type, such as `COLLECTIVE`.
-        needs: the ids of the nodes that must have ended before.
-        start_us: its start time in microseconds; 0 in traces without times.
-        duration_us: its duration in microseconds.
-        attributes: its attributes by name, as whole numbers and strings; values of other types are 0.
+        kind: the type of the node, such as `COLLECTIVE`.
+        needs: the ids of the nodes that must have ended before this node starts.
+        start_us: the start time of the node in microseconds; 0 in traces without times.
+        duration_us: the duration of the node in microseconds.
+        attributes: the attributes of the node by name, as whole numbers and strings; values of other types are 0.
     """
 
     number: int = 0

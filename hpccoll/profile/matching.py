@@ -95,7 +95,7 @@ class _Matcher:
 
     Args:
         profile: the recorded job.
-        columns: its calls.
+        columns: the calls of the job.
         matches: the result, which is filled in step by step.
         collectives: operations by communicator, number in the communicator and start of a persistent request; then by
             rank.

@@ -3,7 +3,8 @@
 The job is given as tasks of each rank, with the tasks that must end or start before each of them. A rank carries out
 one task after the other. A rank starts its sends, receives and collectives as soon as the tasks that they need have
 ended, and then computes; if nothing else is left to do, it waits for the operation that ends first. A message takes
-`ALPHA_S` seconds and `BETA_S` per byte, and a collective the simulated time of the fastest algorithm on such a network.
+`ALPHA_S` seconds and `BETA_S` per byte, and a collective the simulated time of the fastest algorithm on a network of
+these costs.
 """
 
 from __future__ import annotations

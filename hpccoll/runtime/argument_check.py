@@ -49,7 +49,8 @@ class ArgumentCheck:
         `name` is the name of the called method.
 
         Raises:
-            MismatchError: a rank's call is invalid or differs from rank 0's; the message names the first such rank.
+            MismatchError: a rank's call is invalid or differs from rank 0's; the message names the lowest rank with
+                another call.
         """
         self._calls += 1
         arguments: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """Runs the collectives of one communicator: selects algorithms, and makes what runs their plans.
 
 Blocking collectives that only send messages share one MPI tag, since each ends before the next begins. An asynchronous
-collective of messages gets its tag from the number of such collectives so far, modulo ASYNC_TAGS. All ranks make the
-same calls in the same order, so they count the same number.
+collective of messages gets its tag from the number of asynchronous collectives of messages so far, modulo ASYNC_TAGS.
+All ranks make the same calls in the same order, so they count the same number.
 
 Calls on plain arrays reach the engine only if no earlier call was of the same kind (call_cache.py). Plans on symmetric
 device memory are bound to their buffers, and cached by address.

@@ -198,7 +198,7 @@ class TuningTable:
 
     @classmethod
     def from_json(cls, data: Any) -> TuningTable:
-        """Return the table in `data`, the result of `as_json`; raise UsageError if `data` is not such a table."""
+        """Return the table in `data`, the result of `as_json`; raise UsageError if `data` is no tuning table."""
         schema = data.get("schema") if isinstance(data, Mapping) else None
         if schema != SCHEMA:
             raise UsageError(f"schema {schema!r} is not {SCHEMA}, which `hpccoll tune` of this version writes")

@@ -5,10 +5,10 @@ made fewer calls (see recorder/call_recorder.py). A message is impossible if the
 for this rank. A rank that waits for something impossible complains to the departed rank, which ends the job
 (endings.py). A rank that waits for ranks that are only late never complains.
 
-All ranks form a binary tree. Departed ranks tell their tree neighbours the least number of calls of a departed rank;
-a rank passes on only a smaller number, so n ranks that end after equally many calls send at most 3 n such notices. The
-tree also counts departures, so that each rank learns when all ranks have departed. All notices are messages of a few
-dozen bytes, outside of the collectives' tags; collective calls send none.
+All ranks form a binary tree. Departed ranks tell their tree neighbours the least number of calls of a departed rank; a
+rank passes on only a smaller number, so n ranks that end after equally many calls send at most 3 n notices of
+departures. The tree also counts departures, so that each rank learns when all ranks have departed. All notices are
+messages of a few dozen bytes, outside of the collectives' tags; collective calls send none.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class RecordedCall:
         communicator: the id of the communicator, the same on all of its ranks.
         number: the number of the collective among those of the communicator, from 1, the same on all ranks; the number
             of a message among the messages of this rank on the communicator.
-        operation: such as `all_reduce`, `broadcast_object`, `send`, or the reason for a wait.
+        operation: the name, such as `all_reduce`, `broadcast_object` or `send`, or the reason for a wait.
         algorithm: the name of the algorithm; `mpi` for the MPI library's own collective.
         count: elements of the vector or of every block. If blocks differ in size, elements of all blocks together, or 0
             for an all_to_all, in which each rank knows only its own blocks.
