@@ -180,7 +180,7 @@ class Communicator(
         return self._make(make, joined, "cart")
 
     def shrink(self) -> Communicator:
-        """Return a communicator of the living ranks, in their order, and close this one; collective over them.
+        """Return a communicator of the living ranks, in their order, and close this one; collective over these ranks.
 
         Memory, recorder and progress are those of a new communicator. Groups that contain a dead rank are shrunk by
         their own `shrink`, other groups go on. Until the call returns, other ranks may still access the arrays of the

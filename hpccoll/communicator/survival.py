@@ -62,7 +62,7 @@ class SurvivalMethods(CommunicatorBase):
             self._engine.progress.release_garbage()
 
     def _shrink(self, make: Callable[[MPI.Intracomm], MadeT]) -> MadeT:
-        """Return a new communicator of the living ranks, and close this one; collective over them.
+        """Return a new communicator of the living ranks, and close this one; collective over these ranks.
 
         `make` makes a communicator of hpccoll from an MPI communicator.
         """

@@ -102,7 +102,7 @@ def find_network_optimum(record: CollectiveRecord, network: Network) -> Optimum 
 
 
 def set_bound(record: CollectiveRecord, network: Network) -> CollectiveRecord:
-    """Return a record of `bench` with the least time on the network as its lower bound; unchanged if it is unknown."""
+    """Return a record of `bench` with the least time on the network, if it is known, as its lower bound."""
     optimum = find_network_optimum(record, network)
     if optimum is None:
         return record

@@ -23,7 +23,7 @@ from hpccoll.runtime.progress import get_progress
 
 
 def run_shrink(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Return an MPI communicator of the living ranks of `comm`, which may be revoked; collective over them."""
+    """Return an MPI communicator of the living ranks of `comm`, which may be revoked; collective over these ranks."""
     # MPIX_Comm_ishrink of Open MPI 5.0.11 fails after a death, so the shrink blocks.
     # An agreement before the shrink lets this rank wait for the other ranks without blocking in MPI.
     run_agree_without_death(comm, flag=True)

@@ -117,7 +117,7 @@ class Selector:
         return self._make_selection(operation, name, nbytes, COST_MODEL)
 
     def _list_allowed(self, operation: Operation, *, library: bool, shared: bool) -> set[str]:
-        """Return the names of the algorithms that can run; `mpi` if the MPI library can (`library`).
+        """Return the names of the algorithms that can run, with `mpi` if `library` states that the MPI library can.
 
         `shared` states whether the ranks of each node share memory.
         """

@@ -98,7 +98,7 @@ class TrainingSetup:
 
     @cached_property
     def unsharded(self) -> TrainingSetup:
-        """The same setup without ZeRO."""
+        """This setup, but without ZeRO."""
         return replace(self, zero=0) if self.zero else self
 
     @cached_property

@@ -58,7 +58,7 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
 
 
 def _open_after_death(own_world: MPI.Intracomm, ranks: Sequence[int], name: str) -> Communicator:
-    """Return a communicator of all living ranks of the MPI job, after the death of others; collective over them.
+    """Return a communicator of all living ranks of the MPI job, after the death of others; collective over these ranks.
 
     Raises:
         UsageError: `ranks` are not all living ranks in their order; MPI makes no other group after a death.

@@ -58,7 +58,7 @@ class Shrinkable:
         """
 
     def _open_smaller(self, left: tuple[int, ...], excluded: Sequence[int]) -> Communicator:
-        """Return a communicator of the ranks `left` of this group; collective over them.
+        """Return a communicator of the ranks `left` of this group; collective over these ranks.
 
         `excluded` are the other ranks. After a death, UsageError is raised unless `excluded` are the dead ranks.
         """

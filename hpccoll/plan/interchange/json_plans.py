@@ -154,7 +154,7 @@ class _JsonReader:
     def fields(self, value: Any, keys: Sequence[str], where: str) -> list[Any]:
         """Return the values of a JSON object in the order of `keys`.
 
-        Raises UsageError unless its keys are exactly `keys`.
+        Raises UsageError unless the keys of the object are exactly `keys`.
 
         `where` is the key of the object for error messages.
         """
