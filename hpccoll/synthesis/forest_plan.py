@@ -43,7 +43,7 @@ def synthesize(
         pieces: the number of pieces into which the share of a tree is cut.
 
     Raises:
-        NetworkError: the network does not connect its ranks, or the operation has no such plan.
+        NetworkError: the network does not connect its ranks, or the operation has no plan of trees.
     """
     is_pair = operation is Operation.ALL_REDUCE
     halves = [Operation.REDUCE_SCATTER, Operation.ALL_GATHER] if is_pair else [operation]
