@@ -40,7 +40,7 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 def render_png(scene: Scene) -> bytes:
     """Return the contents of a PNG file of `scene`, with PNG_SCALE pixels per unit of length of the scene.
 
-    There are fewer pixels if the picture would have more than MOST_PIXELS.
+    The scale is reduced if the picture would have more than MOST_PIXELS.
 
     Raises UsageError if the picture is too large even at one pixel per unit of length.
     """

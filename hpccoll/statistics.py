@@ -35,7 +35,7 @@ MAX_UNCERTAINTY = 0.10  # half the width of a median's interval, divided by the 
 class Interval:
     """An estimate `value` with an interval, from `low` to `high`, that contains the true value.
 
-    The probability that it does so is at least `coverage`.
+    The probability that the interval contains the true value is at least `coverage`.
     """
 
     value: float
@@ -104,7 +104,8 @@ def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
 def compute_robust_deviation(values: SampleValues) -> float:
     """Return an estimate of the standard deviation of values that a minority of outliers hardly changes.
 
-    It is the median absolute deviation from the median, scaled for normally distributed values; NaNs are ignored.
+    The estimate is the median absolute deviation from the median, scaled for normally distributed values; NaNs are
+    ignored.
     """
     array = np.asarray(values, np.float64)
     return MAD_TO_SD * float(np.nanmedian(np.abs(array - np.nanmedian(array))))

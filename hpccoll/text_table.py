@@ -117,7 +117,7 @@ def _shrink_text(
 ) -> dict[int, int]:
     """Return the widths of the columns `kept` after making columns that wrap narrower, the widest first.
 
-    They are made narrower until the table fits into `width` characters, if possible.
+    Columns are made narrower until the table fits into `width` characters, if possible.
     """
     shrunk = dict(widths)
     while _add_widths(kept, shrunk) > width:

@@ -30,7 +30,7 @@ def _import_first(
 ) -> Callable[..., Any]:
     """Return a rendezvous handler of torch that calls `original`, after importing hpccoll.torch if it is needed.
 
-    It is needed if the backend is "hpccoll"; `handlers` is torch's table of handlers, and `scheme` the key in it.
+    The import is needed if the backend is "hpccoll". `handlers` is torch's table of handlers, and `scheme` a key in it.
     """
 
     @wraps(original)
@@ -50,6 +50,7 @@ def _is_backend_of_caller() -> bool:
     """Whether the local variable `backend` of init_process_group, which calls the rendezvous, names hpccoll.
 
     The caller of this function must not keep the frame of init_process_group: the frame refers to the rendezvous, and
-    such a cycle keeps the process group alive until Python ends, when Gloo's threads would abort the process.
+    the cycle of references keeps the process group alive until Python ends, when Gloo's threads would abort the
+    process.
     """
     return "hpccoll" in str(sys._getframe(2).f_locals.get("backend"))  # noqa: SLF001 - no argument has the backend

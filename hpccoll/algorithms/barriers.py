@@ -37,7 +37,7 @@ def linear_cost(n: int) -> Cost:
 def linear(rank: IntArray, n: int) -> Rounds:
     """Plan a barrier: every rank signals rank 0, one per round; then rank 0 signals every rank.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
 
     def signal_rank_0(t: int) -> list[Move]:
@@ -53,7 +53,7 @@ def linear(rank: IntArray, n: int) -> Rounds:
 def double_ring(rank: IntArray, n: int) -> Rounds:
     """Plan a barrier: rank t mod n signals the next rank in round t, twice around the ring.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     above, below = (rank + 1) % n, (rank - 1) % n
 
@@ -77,6 +77,6 @@ def dissemination_cost(n: int) -> Cost:
 def dissemination(rank: IntArray, n: int) -> Rounds:
     """Plan a barrier: in round t every rank r signals rank r + 2**t (mod n).
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return Rounds(ceil_log2(n), 0, lambda t: [Move((rank + (1 << t)) % n, (rank - (1 << t)) % n, SIGNAL, SIGNAL)])

@@ -56,7 +56,7 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
 def all_reduce(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: a reduce-scatter whose distances and messages halve, then the same rounds backwards.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))

@@ -75,7 +75,7 @@ def all_reduce_cost(n: int) -> Cost:
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a reduce: partial results move up a binomial tree to the root.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return _send_up_tree(rank, n, root, WHOLE, Op.OWN_FIRST, 1)
 
@@ -84,7 +84,7 @@ def reduce(rank: IntArray, n: int, root: int) -> Rounds:
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a broadcast: in each round every rank that has the message sends it to one more rank.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return reduce(rank, n, root).reversed()
 
@@ -93,7 +93,7 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
 def all_reduce(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: a binomial reduce to rank 0, then a binomial broadcast.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return reduce(rank, n, 0) + broadcast(rank, n, 0)
 
@@ -124,7 +124,7 @@ def scatter_cost(n: int) -> Cost:
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a gather: each rank collects the blocks of its subtree, then sends all of them to its parent at once.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     place = (rank - root) % n  # the rank relative to the root
 
@@ -147,7 +147,7 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a scatter: each rank keeps its own block and forwards the blocks of its subtree.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return gather(rank, n, root).reversed()
 
@@ -164,7 +164,7 @@ def barrier_cost(n: int) -> Cost:
 def barrier(rank: IntArray, n: int) -> Rounds:
     """Plan a barrier: empty messages move up a binomial tree to rank 0 as ranks enter, then down to release them.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     up = _send_up_tree(rank, n, 0, SIGNAL, Op.COPY, 0)
     return up + up.reversed()

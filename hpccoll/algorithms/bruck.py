@@ -39,7 +39,7 @@ def all_gather_cost(n: int) -> Cost:
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: the cyclic interval of chunks that a rank holds doubles per round, until it holds all.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
 
     def all_gather_round(t: int) -> list[Move]:
@@ -56,7 +56,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Plan a reduce-scatter: Bruck's all-gather backwards, with sums instead of copies.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
@@ -80,7 +80,7 @@ def all_to_all_cost(n: int) -> Cost:
 def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Plan an all-to-all: in round t, all blocks that a rank sends to the rank 2**t above it share one message.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     copy_own = Move(rank, rank, Span(rank, 1, n), Span(rank, 1, n, base=n))
 

@@ -48,8 +48,8 @@ def broadcast_cost(n: int, chunks: int) -> Cost:
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Plan a broadcast: rank root + p (mod n) forwards chunk c to the next rank in round c + p.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `chunks` (k) is the
-    number of chunks of the message.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `chunks`
+    (k) is the number of chunks of the message.
     """
     if n == 1:
         return empty_rounds(chunks)
@@ -71,8 +71,8 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Plan a reduce: partial sums move along the line of ranks towards the root, chunk by chunk.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `chunks` (k) is the
-    number of chunks of the message.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `chunks`
+    (k) is the number of chunks of the message.
     """
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)
 
@@ -89,7 +89,8 @@ def all_reduce_cost(n: int, chunks: int) -> Cost:
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an all-reduce: a chain reduce to rank 0 and a chain broadcast from rank 0, overlapped chunk by chunk.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of the message.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
+    the message.
     """
     if n == 1:
         return empty_rounds(chunks)

@@ -49,7 +49,7 @@ def list_skips(n: int) -> list[int]:
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Plan a reduce-scatter: each round sends half of a rank's partial sums ceil(n/2), ceil(n/4), ..., 1 ranks up.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     skips = list_skips(n)
 
@@ -66,7 +66,7 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: the number of chunks that a rank holds about doubles per round.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return reduce_scatter(rank, n).reversed()
 
@@ -101,7 +101,7 @@ def compute_receive_schedule(place: IntArray, n: int) -> IntArray:
     free[base, column] = False
     chunk, below = np.zeros((q, len(small)), np.int64), np.full_like(small, 2 * n)
     for k in range(q):
-        # Read as a rank, the sum of skips lies after the sender of round k + 1 and not after the sender of round k.
+        # As a rank number, the sum of skips lies behind the sender of round k + 1 and not behind the sender of round k.
         below, chunk[k] = walk(np.minimum(n + small - skips[k], below - 1), n + small - skips[k + 1])
         free[chunk[k], column] = False
     return np.asarray(np.where(chunk == q, base, chunk - q).T, np.int64)
@@ -145,8 +145,8 @@ def reduce_cost(n: int, chunks: int) -> Cost:
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Plan a broadcast: each rank sends one chunk per round, to the ranks at distances 1, 2, ..., ceil(n/2) in turn.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `chunks` (k) is the
-    number of chunks of the message.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `chunks`
+    (k) is the number of chunks of the message.
     """
     if n == 1:
         return empty_rounds(chunks)
@@ -172,7 +172,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Plan a reduce: each rank sends the partial sum of one chunk per round towards the root.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `chunks` (k) is the
-    number of chunks of the message.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `chunks`
+    (k) is the number of chunks of the message.
     """
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)

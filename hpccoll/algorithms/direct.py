@@ -41,7 +41,7 @@ def two_shot_cost(n: int) -> Cost:
 def one_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank sends its message to every other rank and reduces all of them in rank order.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     whole = Span(0, 1, 1)
 
@@ -68,7 +68,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
 def two_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank sends chunk c to its owner, rank c, which then sends the sum to every rank.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
 
     def reduce_scatter_or_all_gather_round(t: int) -> list[Move]:

@@ -126,7 +126,8 @@ def all_reduce_cost(n: int, chunks: int) -> Cost:
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an all-reduce: chunks go up and down two complementary binary trees at once.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of each tree.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
+    each tree.
     """
     if n == 1:
         return empty_rounds(2 * chunks)
@@ -159,7 +160,7 @@ def _second_place(place: IntArray, n: int) -> IntArray:
 def _first_place(second: IntArray, n: int) -> IntArray:
     """Return the positions of ranks in the first broadcast tree, where 0 is the root.
 
-    `second` are those in the second.
+    `second` has the positions of the ranks in the second tree.
     """
     moved = n - second if n % 2 else (second - 2) % (n - 1) + 1
     return np.where(second == 0, 0, moved)
@@ -190,8 +191,8 @@ def _overlay_two_trees(
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Plan a broadcast: each half of the message goes down its own tree, chunk by chunk.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `chunks` (k) is the
-    number of chunks of each tree.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `chunks`
+    (k) is the number of chunks of each tree.
     """
     return _overlay_two_trees(broadcast_down_first_tree, rank, n, root, chunks)
 
@@ -200,7 +201,7 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
     """Plan a reduce: partial sums of each half of the message move up its own tree, chunk by chunk.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `chunks` (k) is the
-    number of chunks of each tree.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `chunks`
+    (k) is the number of chunks of each tree.
     """
     return _overlay_two_trees(reduce_up_first_tree, rank, n, root, chunks)

@@ -144,7 +144,8 @@ def _make_exchanges(rank: IntArray, places: TreePlaces, longest: int, phase: int
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an all-reduce: chunks go up two trees, between the roots, and down; a rank has one partner per round.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of the message.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
+    the message.
     """
     if n == 1:
         return empty_rounds(chunks)

@@ -6,11 +6,11 @@ reduce-scatter then gather the slices in every node. Each owner sends only its s
 `compose_levels(intra, inter)` composes any reduce-scatter within nodes and any all-reduce across nodes; the algorithm
 `hierarchical` is a ring within nodes and a double tree across nodes.
 
-The slot of a rank is its number within its node (its local rank). Every node has as many owners as the smallest node
-has ranks. In nodes larger than the smallest one, each rank that owns no slice first sends its data to an owner, which
-sends back the result at the end. The ranks of a node need not be consecutive. Data are reduced in the order of the
-algorithm `intra` within a node (an owner's data before data sent to it), then in the order of the algorithm `inter`
-across nodes. Sources: Karonis et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
+The slot of a rank is its number within its node (its local rank). The number of owners in every node is the number of
+ranks of the smallest node. In nodes larger than the smallest one, each rank that owns no slice first sends its data to
+an owner, which sends back the result at the end. The ranks of a node need not be consecutive. Data are reduced in the
+order of the algorithm `intra` within a node (an owner's data before data sent to it), then in the order of the
+algorithm `inter` across nodes. Sources: Karonis et al., IPDPS 2000; Cho, Finkler and Kung, BlueConnect, SysML 2019.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def all_reduce_cost(n: int, chunks: int, nodes: Groups | None = None) -> Cost:
 def all_reduce(rank: IntArray, n: int, chunks: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-reduce: a ring reduce-scatter within nodes, a double tree across nodes, and the ring backwards.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of each half of
-    a slice and `nodes` has the ranks of each node (None: one node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
+    each half of a slice and `nodes` has the ranks of each node (None: one node).
     """
     return _make_rounds(rank, nodes or Groups((n,)), *_default_levels(), chunks)
 
@@ -202,8 +202,8 @@ def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan a barrier: a binomial tree up within each node, dissemination among the nodes, and the tree down again.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node).
     """
     groups = nodes or Groups((n,))
     tree = run_in_groups(lambda slot, size: tree_broadcast(slot, size, 0), groups, rank)

@@ -55,8 +55,8 @@ def period(n: int, nodes: Groups | None = None) -> int:
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-to-all: blocks move within the node to the receiver's local rank, then to the receiver's node.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node).
     """
     groups = split_into_even_groups(n, nodes)
     size, count, rank_at = groups.sizes[0], len(groups.sizes), groups.make_rank_lookup()

@@ -51,7 +51,7 @@ def _period(n: int) -> int:
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: ranks exchange the blocks that arrived last with their left and right neighbour in turn.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     if n == 1:
         return empty_rounds(1)
@@ -89,6 +89,6 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Plan a reduce-scatter: partial sums of blocks move between neighbours, two blocks per message.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return all_gather(rank, n).reversed(Op.OWN_FIRST)

@@ -16,7 +16,7 @@ from hpccoll.plan import IntArray, Move, Operation, Rounds, Span
 def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Plan an all-to-all: in round t every rank sends one block directly to its receiver, t ranks above.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
 
     def send_block_round(t: int) -> list[Move]:

@@ -40,7 +40,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
 
     A message holds at most `most` blocks (None: no limit). A lower `most` costs more rounds, not more bytes.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     q = ceil_log2(n)
     far = _count_far_rounds(n, most)
@@ -60,7 +60,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         count = _count_blocks(n, distance, parent, spacing)
 
         def sent_blocks(sender: IntArray) -> Picks:
-            """Return the blocks that each rank in `sender` sends now: those in whose trees it is a parent."""
+            """Return the blocks that each rank in `sender` sends in this round: those in whose trees it is a parent."""
             return Picks(count, lambda: (sender[:, None] - parent - spacing * np.arange(count)) % n)
 
         dest, source = (rank + distance) % n, (rank - distance) % n
@@ -73,7 +73,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
 def reduce_scatter(rank: IntArray, n: int, most: int | None = None) -> Rounds:
     """Plan a reduce-scatter: each block's partial sums move up the block's own binomial tree.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. A message holds at most `most` blocks (None: no
-    limit).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. A message holds at most `most` blocks
+    (None: no limit).
     """
     return all_gather(rank, n, most).reversed(Op.OWN_FIRST)

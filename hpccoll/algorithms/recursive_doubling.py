@@ -66,7 +66,7 @@ def rabenseifner_cost(n: int) -> Cost:
 def all_reduce(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: in round t each rank exchanges the whole message with the rank at distance 2**t.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return fold_ranks(_doubling, rank, n, floor_power_of_two(n), Span(0, 1, 1))
 
@@ -87,7 +87,7 @@ def _doubling(rank: IntArray, n: int) -> Rounds:
 def rabenseifner(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: a reduce-scatter by recursive halving, then the same rounds backwards as an all-gather.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))
@@ -148,7 +148,7 @@ def barrier_cost(n: int) -> Cost:
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: in round t each rank exchanges all its blocks with the rank at distance 2**t.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     extras = n - floor_power_of_two(n)
     place = np.where(rank < 2 * extras, rank // 2, rank - extras)  # 0 to c-1 in the butterfly; extra ranks: the proxy's
@@ -180,7 +180,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Plan a reduce-scatter: in each round a rank sends half of its partial sums to its partner.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
@@ -189,6 +189,6 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 def barrier(rank: IntArray, n: int) -> Rounds:
     """Plan a barrier: in round t each rank exchanges empty messages with the rank at distance 2**t.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return all_gather(rank, n).map_regions(lambda _: SIGNAL, 0)

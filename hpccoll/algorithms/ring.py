@@ -37,7 +37,7 @@ def all_reduce_cost(n: int) -> Cost:
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Plan a reduce-scatter: each chunk travels once around the ring and collects a contribution at every rank.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     dest, source = (rank + 1) % n, (rank - 1) % n
     return Rounds(
@@ -49,7 +49,7 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: each chunk travels once around the ring and is copied at every rank.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return reduce_scatter(rank, n).reversed()
 
@@ -58,6 +58,6 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 def all_reduce(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: a ring reduce-scatter, then a ring all-gather.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return reduce_scatter(rank, n) + all_gather(rank, n)

@@ -36,7 +36,8 @@ def scan_cost(n: int, chunks: int) -> Cost:
 def scan(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an inclusive scan: rank r sends its sum of chunk c to rank r + 1 in round r + c.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of the message.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
+    the message.
     """
 
     def add_incoming(step: Step) -> Step:
@@ -59,7 +60,8 @@ def exscan_cost(n: int, chunks: int) -> Cost:
 def exscan(rank: IntArray, n: int, chunks: int) -> Rounds:
     """Plan an exclusive scan: rank r sends chunk c of the sum that includes its data to rank r + 1 in round 2 r + c.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of chunks of the message.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
+    the message.
     """
     if n == 1:
         return empty_rounds(2 * chunks)

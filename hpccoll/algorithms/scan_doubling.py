@@ -40,7 +40,7 @@ def scan_cost(n: int) -> Cost:
 def scan(rank: IntArray, n: int) -> Rounds:
     """Plan an inclusive scan: in round t every rank adds the sum that the rank 2**t below it holds.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
 
     def add_below_round(t: int) -> list[Move]:
@@ -71,7 +71,7 @@ def exscan_cost(n: int) -> Cost:
 def exscan(rank: IntArray, n: int) -> Rounds:
     """Plan an exclusive scan: ranks add sums of ranks at the distances 1, 2, 3, 6, 12, ... below them.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     distances = _list_distances(n)
     forwards = rank + 2 < n  # the other ranks collect the sum in chunk 0

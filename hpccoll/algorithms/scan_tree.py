@@ -53,7 +53,7 @@ def scan_cost(n: int) -> Cost:
 def scan(rank: IntArray, n: int) -> Rounds:
     """Plan an inclusive scan: sums of blocks of ranks move up a binomial tree, sums from rank 0 on move down.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     rounds = _list_rounds(n)
 
@@ -83,7 +83,7 @@ def exscan_cost(n: int) -> Cost:
 def exscan(rank: IntArray, n: int) -> Rounds:
     """Plan an exclusive scan: every rank sends its data to the next rank; then the ranks above 0 run `scan`.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     dest, source = np.where(rank < n - 1, rank + 1, NO_PEER), rank - 1
     shift = Rounds(min(n - 1, 1), 1, lambda _: [Move(dest, source, WHOLE, WHOLE)])

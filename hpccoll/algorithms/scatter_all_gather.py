@@ -69,7 +69,7 @@ def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a broadcast: a binomial scatter, then Bruck's all-gather of the missing chunks.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return scatter(rank, n, root) + _all_gather_missing(rank, n, root)
 
@@ -78,6 +78,6 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a reduce: the broadcast backwards, that is a reduce-scatter, then a gather that adds partial sums.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return broadcast(rank, n, root).reversed(Op.OWN_FIRST)

@@ -65,7 +65,7 @@ def one_shot_cost(n: int) -> Cost:
 def one_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank reduces the vectors of all ranks in rank order, directly from their memory.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     whole = Span(0, 1, 1)
 
@@ -90,7 +90,7 @@ def two_shot_cost(n: int) -> Cost:
 def two_shot(rank: IntArray, n: int) -> Rounds:
     """Plan an all-reduce: every rank reduces its own chunk from the memory of all ranks and stores it to all.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     own = Span(rank, 1, n)
     # The stores need no fence before them: rank r overwrites only chunk r of other ranks, which only rank r reads.
@@ -111,7 +111,7 @@ def block_cost(n: int) -> Cost:
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
     """Plan a reduce-scatter: every rank reduces its own block from the memory of all ranks.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n))
 
@@ -120,7 +120,7 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 def all_gather(rank: IntArray, n: int) -> Rounds:
     """Plan an all-gather: every rank loads the block of every other rank.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return between_fences(
         rank, n, n, lambda: [Load(peer, Span(peer, 1, n), Span(peer, 1, n)) for peer in _peers(rank, n)]
@@ -139,7 +139,7 @@ def rooted_cost(n: int) -> Cost:
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a gather: every rank stores its block in the root's memory.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: [Store(dest, own, own)])
@@ -149,7 +149,7 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a scatter: every rank loads its block from the root's memory.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     own, source = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: [Load(source, own, own)])
@@ -168,7 +168,7 @@ def reduce_cost(n: int) -> Cost:
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a reduce: every rank reduces its own chunk from the memory of all ranks and stores it to the root.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n), lambda: [Store(dest, own, own)])
@@ -178,7 +178,7 @@ def reduce(rank: IntArray, n: int, root: int) -> Rounds:
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
     """Plan a broadcast: the root stores one chunk to all ranks, while they load the other chunks from it.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     own, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
 
@@ -194,7 +194,7 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
 def all_to_all(rank: IntArray, n: int) -> Rounds:
     """Plan an all-to-all: every rank loads its block from every rank; input chunks are 0 to n-1, output n to 2n-1.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     own = Span(rank, 1, n)
 
@@ -217,6 +217,6 @@ def barrier_cost(n: int) -> Cost:  # noqa: ARG001 - the same for every n
 def barrier(rank: IntArray, n: int) -> Rounds:
     """Plan a barrier: one fence of all ranks.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     return Rounds(min(n - 1, 1), 0, lambda _: [Fence(np.zeros_like(rank))])

@@ -120,8 +120,8 @@ def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> 
     Within its node, each rank reduces the blocks whose receivers, on any node, have its local rank. The ranks of equal
     local rank then run a ring reduce-scatter of these blocks.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node).
     """
     return _reduce_scatter(rank, n, nodes, "ring")
 
@@ -139,8 +139,8 @@ def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan a reduce-scatter: as `reduce_scatter_ring`, but with the Bruck algorithm between nodes.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node).
     """
     return _reduce_scatter(rank, n, nodes, "bruck")
 
@@ -175,8 +175,8 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-gather: ranks of equal local rank gather on a ring, then load the other blocks within their node.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node).
     """
     return _all_gather(rank, n, nodes, "ring")
 
@@ -194,8 +194,8 @@ def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
 def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-gather: as `all_gather_ring`, but with the Bruck algorithm between nodes.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node).
     """
     return _all_gather(rank, n, nodes, "bruck")
 
@@ -216,8 +216,8 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Plan a gather: each block goes to the rank of equal local rank on the root's node, and from there to the root.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
-    of each node (None: one node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
+    the ranks of each node (None: one node).
     """
     columns = _Columns(rank, n, nodes)
     home = int(columns.groups.locate(np.array([root]))[0][0])
@@ -257,8 +257,8 @@ def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noq
 def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Plan a scatter: each rank of the root's node loads the blocks for ranks of its local rank and sends them.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
-    of each node (None: one node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
+    the ranks of each node (None: one node).
     """
     return gather(rank, n, root, nodes).reversed()
 
@@ -283,8 +283,8 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     Each rank loads, from all ranks of its node, the blocks whose receivers have its local rank. The rank then sends one
     message to the rank of equal local rank on each other node.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node).
     """
     columns = _Columns(rank, n, nodes)
     if columns.size == 1:

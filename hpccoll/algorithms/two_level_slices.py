@@ -182,8 +182,8 @@ def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
 def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-reduce: owners reduce slices, all-reduce them on a ring of nodes, and store them to their node.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node). A slice is the share of the message that one rank of each node, its owner, works on.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), "ring")
 
@@ -203,8 +203,8 @@ def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
 def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-reduce: owners reduce slices, all-reduce them by recursive doubling, and store them to their node.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node). A slice is the share of the message that one rank of each node, its owner, works on.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), "recursive_doubling")
 
@@ -250,8 +250,9 @@ def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost
 def broadcast_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Plan a broadcast: slices are loaded from the root, sent along a chain of nodes, and stored to all ranks.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
-    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
+    the ranks of each node (None: one node). A slice is the share of the message that one rank of each node, its owner,
+    works on.
     """
     return _broadcast(rank, nodes or Groups((n,)), root, "chain")
 
@@ -269,8 +270,9 @@ def broadcast_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
 def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Plan a broadcast: slices are loaded from the root, sent down a tree of nodes, and stored to all ranks.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
-    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
+    the ranks of each node (None: one node). A slice is the share of the message that one rank of each node, its owner,
+    works on.
     """
     return _broadcast(rank, nodes or Groups((n,)), root, "tree")
 
@@ -313,17 +315,18 @@ def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
 def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Plan a reduce: owners reduce slices within each node and along a chain of nodes, and store them to the root.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
-    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
+    the ranks of each node (None: one node). A slice is the share of the message that one rank of each node, its owner,
+    works on.
     """
     return _reduce(rank, nodes or Groups((n,)), root, "chain")
 
 
 def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; a slice's owner loads L - 1 and sends or stores 1.
+    """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; a slice's owner loads L - 1 slices and sends or stores one.
 
-    Returns the cost of `reduce/hierarchical_tree` on n ranks; S is the message size in bytes. `nodes` has the ranks of
-    each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    Returns the cost of `reduce/hierarchical_tree` on n ranks. `nodes` has the ranks of each node (None: one node).
+    A slice is the share of the message that one rank of each node, its owner, works on.
     """
     return _reduce_cost(n, nodes or Groups((n,)), root, "tree")
 
@@ -332,8 +335,9 @@ def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
 def reduce_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
     """Plan a reduce: owners reduce slices within nodes and up a binomial tree of nodes, and store them to the root.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `root` is the root rank and `nodes` has the ranks
-    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
+    the ranks of each node (None: one node). A slice is the share of the message that one rank of each node, its owner,
+    works on.
     """
     return _reduce(rank, nodes or Groups((n,)), root, "tree")
 
@@ -351,8 +355,8 @@ def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan a barrier: a fence on each node, dissemination among one rank per node, and a fence on each node.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one
-    node).
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node).
     """
     groups = nodes or Groups((n,))
     signals = run_across_groups(

@@ -10,9 +10,9 @@ into pieces, and while the owners send the result of one piece, they reduce the 
 equal.
 
 `weighted@4:4:4:1` is the algorithm for four ranks of which the last has a link of a quarter of the rate of the others;
-`hierarchical_weighted@4:4:4:1` is the two-level algorithm for four such nodes. More ranks take the rates in turn;
-without rates, all links are equal. Owner r of a share reduces its own part first, then those of ranks r-1, r-2 and so
-on (mod n). Source: derived here; shares of a similar kind are in arXiv 2505.23523 and 2606.01680.
+`hierarchical_weighted@4:4:4:1` is the two-level algorithm for four nodes with links of these rates. More ranks take the
+rates in turn; without rates, all links are equal. Owner r of a share reduces its own part first, then those of ranks
+r-1, r-2 and so on (mod n). Source: derived here; shares of a similar kind are in arXiv 2505.23523 and 2606.01680.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ _CHUNKS_PER_RANK = 32  # rounding shares to whole chunks adds up to 1/64 of the 
 @lru_cache(maxsize=1024)
 def divide_by_rates(rates: tuple[int, ...], n: int) -> tuple[int, ...]:
     """Return the number of chunks that each of n ranks owns, as small integers, by the rates of the ranks' links.
+
+    The numbers are not proportional to the rates: a rank with rate b owns the share max(0, b t - 1) / (n-2), rounded,
+    for the t for which the shares add up to 1, so that ranks with slow links own nothing. With two ranks or equal
+    rates, every rank owns one chunk.
 
     `rates` are bandwidths in any unit by rank, repeated if there are fewer than ranks; empty for equal rates.
     """
@@ -78,8 +82,8 @@ def weighted_cost(n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Cost:
 def weighted(rank: IntArray, n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Rounds:
     """Plan an all-reduce: ranks own uneven shares of the message; an owner reduces a piece while it sends the last.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `chunks` is the number k of pieces of the message
-    and `rates` has the rates of the links.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of pieces of
+    the message and `rates` has the rates of the links.
     """
     owned = np.array(divide_by_rates(rates, n), np.int64)
     first, total = np.cumsum(owned) - owned, int(owned.sum())
@@ -121,8 +125,8 @@ def hierarchical_weighted_cost(n: int, nodes: Groups | None = None, rates: tuple
 def hierarchical_weighted(rank: IntArray, n: int, nodes: Groups | None = None, rates: tuple[int, ...] = ()) -> Rounds:
     """Plan an all-reduce: owners reduce slices, exchange them between nodes by weighted shares, and store them.
 
-    Returns the rounds of the ranks in the array `rank`, of n ranks. `nodes` has the ranks of each node (None: one node)
-    and `rates` has the rates of the links.
+    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
+    (None: one node) and `rates` has the rates of the links.
     """
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), _name_with_rates(rates))
 

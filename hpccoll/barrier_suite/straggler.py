@@ -33,7 +33,7 @@ PARTS, PARTS_NEEDED = 8, 6
 MIN_ROUNDS = 24  # fewer rounds name nobody
 CHANCE = 1e-4  # probability with which a rank is last in so many rounds by chance, for all ranks together
 # A rank is often late if the other ranks waited for it during more than OFTEN_SHARE of the time.
-# OFTEN_RATIO times the time for which they waited for any other rank is subtracted first.
+# Before, OFTEN_RATIO times the time for which the ranks waited for any other rank is subtracted.
 OFTEN_SHARE, OFTEN_RATIO = 0.08, 3.0
 
 

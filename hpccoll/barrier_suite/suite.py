@@ -167,7 +167,8 @@ class BarrierSuite:
     def time_straggler_rounds(self) -> RoundTimes | None:
         """Measure the rounds that show whether a rank is late. Collective.
 
-        Uses the barrier that is fastest if all ranks enter together. Returns the times on rank 0, None on other ranks.
+        The rounds use the barrier that is the fastest if all ranks enter together. Returns the times on rank 0, None on
+        other ranks.
         """
         times = [self._get_even_us(barrier) for barrier in self.barriers]
         best, time_us = self.timer.comm.bcast((times.index(min(times)), min(times)))

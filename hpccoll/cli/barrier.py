@@ -341,7 +341,7 @@ class _BarrierOutput(RunOutput):
         self.write(record, f"{record.name} {record.pattern}")
 
     def show_first_answer(self, summary: BarrierSummaryRecord) -> None:
-        """Print which rank is late, from a summary without rows; then show the progress of the rows to be measured."""
+        """Print which rank is late, from a summary made before barriers are timed; then show the progress of timing."""
         from hpccoll.barrier_suite.display import format_first_answer
         from hpccoll.measure.time_left import Block, TimeLeft
 

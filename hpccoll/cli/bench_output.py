@@ -53,7 +53,7 @@ def _read_finished(path: str | None, run: dict[str, Any]) -> list[CollectiveReco
 def print_memory_need(need: MemoryNeed) -> None:
     """Print to standard error the host memory that the largest message needs, and the sizes that would need too much.
 
-    Call it on rank 0 only. It prints nothing if all buffers are in GPU memory.
+    Call this function on rank 0 only. Nothing is printed if all buffers are in GPU memory.
     """
     if not need.messages:
         return

@@ -46,7 +46,7 @@ MAX_EVIDENCE = 200  # characters of evidence shown without -v
 def _parse_requirements(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
     """Return the names in `value`, the comma-separated list of --require; raise click.BadParameter for an unknown one.
 
-    This is a callback of click.
+    The function is a callback of click.
     """
     names = tuple(name.strip().replace("-", "_") for name in (value or "").split(",") if name.strip())
     for name in names:

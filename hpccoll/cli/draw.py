@@ -153,9 +153,9 @@ def _draw_plan(
     machine: str | None,
     nbytes: int,
 ) -> None:
-    """Draw a collective algorithm into the file `output`; PRINTED prints it. The arguments are those of `draw`.
+    """Draw a collective algorithm into the file `output`, or print it if `output` is PRINTED.
 
-    `nbytes` is the message size of --size, in bytes.
+    The other arguments are those of `draw`; `nbytes` is the message size of --size, in bytes.
     """
     algorithm = _get_algorithm(name)
     ranks = ranks if ranks is not None else algorithm.only_ranks or DEFAULT_RANKS
@@ -173,7 +173,7 @@ def _draw_plan(
 
 
 def _draw_schedule(name: str, output: str, options: ScheduleOptions) -> None:
-    """Draw the pipeline schedule `name` (built in, or a CSV file) into the file `output`; PRINTED prints it."""
+    """Draw the pipeline schedule `name` (built in, or a CSV file) into `output`, or print it if `output` is PRINTED."""
     schedule = get_single_schedule(name, options)
     if not is_printing_rank():
         return
@@ -221,7 +221,10 @@ def _write_pages(output: str, pages: Sequence[bytes], description: str) -> None:
 
 
 def _write(output: str, drawing: bytes, description: str) -> None:
-    """Write `drawing` to the file `output` and print a line with name, `description` and size; PRINTED prints it."""
+    """Write `drawing` to the file `output`, and print a line with the file's name, its `description` and its size.
+
+    If `output` is PRINTED, print the drawing instead.
+    """
     if output == PRINTED:
         click.echo(drawing.decode().rstrip("\n"))
         return

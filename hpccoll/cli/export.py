@@ -117,7 +117,7 @@ def _make_plan(name: str, ranks: int | None, root: int, chunks: int | None, nbyt
 def _read_plan(name: str, ranks: int | None) -> Plan:
     """Return the plan in the JSON file `name`, without proving it; raise UsageError if it is not for `ranks` ranks.
 
-    None as `ranks` accepts any number.
+    If `ranks` is None, a plan of any number of ranks is accepted.
     """
     plan = read_plan(name)
     if ranks not in (None, plan.ranks):

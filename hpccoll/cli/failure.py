@@ -1,7 +1,7 @@
 """Ends a command that failed: one paragraph on standard error, and the same exit status on all ranks.
 
-MPI_Abort makes the launcher print a report of its own, and may leave shared-memory files in /dev/shm. A failed
-command therefore calls MPI_Abort only if some ranks did not fail, because they could wait for the others forever.
+MPI_Abort makes the launcher print a report of its own, and may leave shared-memory files in /dev/shm. A failed command
+therefore calls MPI_Abort only if some ranks did not fail, because these ranks could wait for the failed ones forever.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from hpccoll.errors import CommunicationError, HpccollError, LauncherError
 
 GRACE_S = 0.5  # time in which rank 0 prints an error that all ranks have
 PRINTING_S = 10.0  # longest wait for the process of rank 0 to print such an error and to end
-# How long ranks try to find out whether all of them failed.
-# The time is not longer where ranks share cores, because a longer time would delay the end of a job whose other ranks
-# poll in a collective.
+# The seconds in which ranks try to find out whether all of them failed; equal with and without shared cores.
+# A longer time would delay the end of a job whose other ranks poll in a collective.
 AGREEMENT_S = 2.0
 # Environment variable with the name of a file for the exit status; srun's own status is 137 after it killed ranks.
 STATUS_FILE = "HPCCOLL_STATUS_FILE"

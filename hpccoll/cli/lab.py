@@ -216,7 +216,7 @@ def _warn_of_flat_mode(reason: str) -> None:
 def _attach(state_dir: Path | None) -> Lab:
     """Return the running lab with the state directory `state_dir`; raise UnavailableError if no lab runs there.
 
-    None stands for the default directory.
+    If `state_dir` is None, it is the default directory.
     """
     from hpccoll.lab.cluster import Lab
     from hpccoll.lab.state_dir import get_default_dir

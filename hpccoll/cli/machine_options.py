@@ -201,8 +201,8 @@ def _read_limit(path: str) -> tuple[int, HardwareLimit] | None:
 def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
     """Return the measurements in the result file `path` to which a machine model can be fitted.
 
-    These are the times of hpccoll's algorithms on two ranks or more. Raises UsageError, which names the command-line
-    option `option`, if the file cannot be read or is not a result file.
+    A model is fitted to times of hpccoll's algorithms on two ranks or more. Raises UsageError, which names the
+    command-line option `option`, if the file cannot be read or is not a result file.
     """
     from hpccoll.measure.results.result_file import read_records
 
@@ -213,7 +213,7 @@ def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
 def _make_measured_row(record: CollectiveRecord) -> MeasuredRow | None:
     """Return the plan and the median time of a record; None if a machine model cannot be fitted to it.
 
-    These are records of other engines, of `auto`, of one rank, or of no bytes.
+    No model is fitted to records of other engines, of `auto`, of one rank, or of no bytes.
     """
     import numpy as np
 

@@ -116,7 +116,7 @@ def _require_node_links(*, save: bool, ranks_as_nodes: bool) -> None:
 def _save_link_rates(results: PreflightResults | None) -> None:
     """Store the measured rates of the nodes' links where `auto` reads them, and name the file on standard error.
 
-    None as `results` stores nothing.
+    If `results` is None, nothing is stored.
     """
     from hpccoll.selection.link_rates import LINKS_VARIABLE, find_links_path, save_links
 

@@ -68,7 +68,7 @@ def profile(
     """Record the communication of an unmodified program, or explain a recording.
 
     SCRIPT is a Python program that communicates by mpi4py, torch.distributed or hpccoll. The recording changes neither
-    its results nor the algorithms of its collectives.
+    the program's results nor the algorithms of its collectives.
 
     RECORDING is a directory that `hpccoll profile -o` wrote, a GOAL schedule (NAME.goal), or Chakra execution traces
     (NAME.et for NAME.0.et, ...). The command prints how efficient the job was, and what costs the most time. Put its

@@ -42,7 +42,7 @@ def show_progress(
     from rich.table import Column
 
     console = Console(file=terminal)
-    # The description is last, and a narrow terminal breaks it, so that it leaves room for the other columns.
+    # The description is last, and a narrow terminal breaks the description, which leaves room for the other columns.
     left_column = TimeRemainingColumn() if get_seconds_left is None else TextColumn("{task.fields[left]}")
     bar_columns = (BarColumn(20), MofNCompleteColumn(), TextColumn(unit), left_column)
     room = max(console.width - BAR_WIDTH, 10)

@@ -64,7 +64,10 @@ class RunOutput:
                 self._advance(self._running, 0)
 
     def end_block(self, rows: Sequence[Iterations] = ()) -> None:
-        """Note that the rows measured in turns (of one message size) are complete; `rows` are their iterations."""
+        """Update the estimate of the time left after all rows of one message size are measured; write nothing.
+
+        `rows` are the iterations of these rows.
+        """
         if self._time_left is not None:
             self._time_left.end_block(rows)
 

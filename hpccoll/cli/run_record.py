@@ -91,7 +91,7 @@ def open_serial_output(json_file: str | None) -> Iterator[RecordWriter]:
 def write_serial_records(json_file: str | None, records: Iterable[Record]) -> None:
     """Write the record of kind `run`, then `records`, to the file of --json; nothing if `json_file` is None.
 
-    It is for commands that run in one process, without MPI.
+    The function is for commands that run in one process, without MPI.
     """
     with open_serial_output(json_file) as lines:
         for record in records:

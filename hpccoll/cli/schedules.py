@@ -58,7 +58,7 @@ class ScheduleCase:
     def describe(self) -> str:
         """Return the start of an error message, such as `1f1b with 4 stages and 8 micro-batches: `.
 
-        It is empty for a file, because errors about a file name the file themselves.
+        The result is empty for a file, because errors about a file name the file themselves.
         """
         counts = f"with {format_count(self.stages, 'stage')} and {self.microbatches} micro-batches"
         return f"{self.name} {counts}: " if self.family else ""
@@ -66,7 +66,7 @@ class ScheduleCase:
     def compute_published_idle_time(self) -> float | None:
         """Return the idle time of a rank by the formula in the schedule's publication, in units of --pass-times.
 
-        None if no formula holds for these numbers of stages and micro-batches, and for files.
+        The result is None if no formula holds for the numbers of stages and micro-batches, and for files.
         """
         if self.family is None:
             return None

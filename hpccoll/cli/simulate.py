@@ -196,7 +196,7 @@ def _simulate_cases(
 ) -> Iterator[SimulatedCase]:
     """Simulate each (number of ranks, bytes, algorithm) in `selected`, and yield the results one by one.
 
-    None as bytes stands for the default size. Shows a progress bar.
+    If the bytes of a case are None, its size is the default size. The function shows a progress bar.
     """
     root, full = settings.root, settings.full
     with show_progress("simulated", len(selected)) as advance:

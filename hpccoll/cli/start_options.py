@@ -22,7 +22,7 @@ AUTO, DEFAULT_CLOCK = "auto", "hca3"
 class StartOptions:
     """The options for the start of timed iterations: at a time of a global clock (start window), or after a barrier.
 
-    None as `clock` stands for DEFAULT_CLOCK, and as `window_us` for windows that adapt to the ranks.
+    If `clock` is None, the clock is DEFAULT_CLOCK; if `window_us` is None, windows adapt to the ranks.
     """
 
     start: str = option(
@@ -51,10 +51,11 @@ class StartOptions:
 def make_starter(options: StartOptions, comm: Any, layout: RankLayout, core_share: float | None) -> IterationStarter:
     """Return the object that starts timed iterations on all ranks of `comm` at once. Collective.
 
-    It starts them at a time of a global clock (in windows), or after a barrier if the user asks for that or windows
-    cannot work. Windows need a core for every rank, and clocks that are synchronized in a share of the run's time
-    (`SyncBudget`). With more ranks than cores, iterations always start by barriers. Otherwise, if the user asks for
-    windows or names their clock or length, neither the measured share of a core nor the time of synchronizing matters.
+    The object starts iterations at a time of a global clock (in windows), or after a barrier if the user asks for
+    barriers or windows cannot work. Windows need a core for every rank, and clocks that are synchronized in a share of
+    the run's time (`SyncBudget`). With more ranks than cores, iterations always start by barriers. Otherwise, if the
+    user asks for windows or names their clock or length, neither the measured share of a core nor the time of
+    synchronizing matters.
 
     `core_share` is the least share of a core that a rank gets, or None if it was not measured.
     """

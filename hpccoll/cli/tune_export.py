@@ -216,7 +216,7 @@ class _RulesLibrary:
     """How to write the files by which a library selects algorithms.
 
     Args:
-        operations: those that the files have rules for.
+        operations: the operations for which the files have rules.
         make_files: returns the texts of all files, by path, for rules and the path of the main file.
         list_variables: returns the environment variables with which the library reads the files.
         note: returns a note on the file for the user; it may be empty.

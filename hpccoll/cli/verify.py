@@ -283,10 +283,13 @@ def _print_deaths(results: Sequence[ProvenPlanRecord]) -> None:
     )
 
 
-def _print_layouts(ranks: Sequence[int]) -> None:
-    """Print one row per kind of layout of ranks on nodes, with the layouts of the least and of the most `ranks`."""
+def _print_layouts(rank_counts: Sequence[int]) -> None:
+    """Print one row per kind of layout of ranks on nodes, with the layouts of the least and of the most ranks.
+
+    `rank_counts` are the numbers of ranks for which plans were proven.
+    """
     covered: dict[str, list[str]] = {}
-    for n in ranks:
+    for n in rank_counts:
         for kind, nodes in list_node_layouts(n).items():
             covered.setdefault(kind, []).append(format_layout(n, nodes))
     columns = ("node layouts", "rank counts", "smallest", "largest")

@@ -53,8 +53,8 @@ def adapt_arguments(
 
     A list `x` is copied into one array, and the result is copied into the arrays of a list `out`. The arrays of a list
     may differ in shape if all ranks know all sizes. A foreign array (of a library that is known by DLPack only, such as
-    JAX) is never written, because many such arrays are immutable: without `out`, the result is a new array of the same
-    library.
+    JAX) is never written, because many foreign arrays are immutable: without `out`, the result is a new array of the
+    same library.
 
     The arguments are those of the collective, and the number of this rank (`rank`) and of all ranks (`size`).
 
@@ -82,7 +82,7 @@ def _adapt_call(
 ) -> AdaptedArguments:
     """Join a list `x` into one array, import arrays of other libraries, and return the arguments of the collective.
 
-    They include a function that gives the result the form of the user's input. Call it on ranks that have a result.
+    The arguments include a function that gives the result the form of the user's input; call it on ranks with a result.
     The arguments are those of `adapt_arguments`.
     """
     listed, listed_out = isinstance(x, list | tuple), isinstance(out, list | tuple)

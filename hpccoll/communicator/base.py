@@ -213,7 +213,7 @@ class CommunicatorBase:
     def _run(
         self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, rows: Any = None
     ) -> Any:
-        """Check and run a blocking collective, and cache its kind, so that the next such call skips the checks.
+        """Check and run a blocking collective, and cache its kind, so that the next call of this kind skips the checks.
 
         `op` is a reduction or its name; `rows` is the pair of `counts` and `out_counts`, or None for equal blocks.
         """
@@ -249,7 +249,7 @@ class CommunicatorBase:
             raise
 
     def _start_work(self, *arguments: Any) -> Work[Any]:
-        """Start an asynchronous collective and return its Work; skip the checks if such a call has started before.
+        """Start an asynchronous collective and return its Work; skip the checks for a known kind of call.
 
         `arguments` are those of `_run`.
         """
@@ -379,7 +379,7 @@ def _takes_device_memory() -> bool:
 def _release(engine: Engine, process: int) -> None:
     """Free the memory and requests of a communicator, unless MPI is finalized or this process is a fork of `process`.
 
-    Those of an unusable communicator are kept, because MPI may still write to the memory.
+    The memory and requests of an unusable communicator are kept, because MPI may still write to the memory.
     """
     if engine.state.interruption is not None:
         _UNFREED.append(engine)

@@ -62,7 +62,7 @@ class Communicator(
             HPCCOLL_DEBUG=1.
         name: the name of the communicator in recordings, the same on all ranks.
         on_failure: what the death of a rank does: "end" ends the job, as MPI does; with "raise", calls of the other
-            ranks raise RankLostError, and `shrink` returns a communicator of them. See docs/failures.md.
+            ranks raise RankLostError, and `shrink` returns a communicator of these ranks. See docs/failures.md.
 
     Raises:
         UnavailableError: `on_failure` is "raise", and this MPI library or launcher ends the job when a rank dies.
@@ -97,8 +97,8 @@ class Communicator(
     def mpi(self) -> MPI.Intracomm:
         """An mpi4py communicator of the same ranks, for calls that hpccoll lacks; `close` frees it.
 
-        It carries the messages of `send` and `recv`, so that `recv` may receive a message of `mpi.Send`. While a call
-        of `mpi` blocks, asynchronous operations of hpccoll do not advance.
+        The communicator carries the messages of `send` and `recv`, so that `recv` may receive a message of `mpi.Send`.
+        While a call of `mpi` blocks, asynchronous operations of hpccoll do not advance.
 
         Example:
             >>> comm.mpi.Get_size() == comm.size
@@ -180,7 +180,7 @@ class Communicator(
         return self._make(make, joined, "cart")
 
     def shrink(self) -> Communicator:
-        """Return a communicator of the living ranks, in their order, and close this one; collective over them.
+        """Return a communicator of the living ranks, in their order, and close this one; collective over these ranks.
 
         Memory, recorder and progress are those of a new communicator. Groups that contain a dead rank are shrunk by
         their own `shrink`, other groups go on. Until the call returns, other ranks may still access the arrays of the

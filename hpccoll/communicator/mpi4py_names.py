@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-# The calls of hpccoll that do the same as mpi4py's methods; the keys are the methods' names in lower case, without the
-# `i` of non-blocking methods and without `_init`.
+# The calls of hpccoll that replace methods of mpi4py, by the method's name in lower case.
+# The keys lack the `i` of non-blocking methods and the `_init` of persistent methods.
 _REPLACEMENTS: Final = {
     "allreduce": "all_reduce(x, op='sum')",
     "reduce": "reduce(x, root=0)",

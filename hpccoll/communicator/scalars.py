@@ -17,7 +17,7 @@ _NAMES: Final = list(DTYPES)
 def encode_dtype(x: Any) -> NDArray[np.int64]:
     """Return an array of one element: an integer that stands for the element type of `x`, a number of Python or NumPy.
 
-    It is -1 if no element type represents `x`. `find_common_dtype` decodes it.
+    The integer is -1 if no element type represents `x`. `find_common_dtype` decodes it.
     """
     try:
         return np.array([_NAMES.index(dtype_from_numpy(np.asarray(x).dtype).name)])

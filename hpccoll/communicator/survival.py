@@ -62,7 +62,7 @@ class SurvivalMethods(CommunicatorBase):
             self._engine.progress.release_garbage()
 
     def _shrink(self, make: Callable[[MPI.Intracomm], MadeT]) -> MadeT:
-        """Return a new communicator of the living ranks, and close this one; collective over them.
+        """Return a new communicator of the living ranks, and close this one; collective over these ranks.
 
         `make` makes a communicator of hpccoll from an MPI communicator.
         """
@@ -122,7 +122,7 @@ class SurvivalMethods(CommunicatorBase):
     def _make(self, make: Callable[[], MadeT], joined: MPI.Intracomm, name: str) -> MadeT:
         """Return `make()`, a communicator of the ranks of `joined`; raise RankLostError if a rank dies meanwhile.
 
-        Collective over these ranks. `name` is the method that makes the communicator, for error messages.
+        Collective over the ranks of `joined`. `name` is the method that makes the communicator, for error messages.
         """
         if self._control is None:
             return make()

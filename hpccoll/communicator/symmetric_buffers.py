@@ -23,7 +23,7 @@ class SymmetricBufferMethods(CommunicatorBase):
     def empty(self, shape: Shape, dtype: DtypeLike = "float32") -> NDArray[Any]:
         """Return an uninitialised NumPy array in memory that all ranks of the node can address; collective.
 
-        Collectives access such an array (a symmetric buffer) in place; pass symmetric buffers on all ranks or on none.
+        Collectives access the array (a symmetric buffer) in place; pass symmetric buffers on all ranks or on none.
         The memory of all ranks of the node is released when no array on any of these ranks uses it.
 
         Raises:
@@ -82,7 +82,7 @@ class SymmetricBufferMethods(CommunicatorBase):
         """Free a symmetric buffer and the executables bound to it on this rank; later use raises UsageError.
 
         The call waits for asynchronous shared-memory plans on the buffer. Asynchronous messages and collectives of the
-        MPI library go on, and keep the memory until they are done.
+        MPI library go on, and keep the memory until they are complete.
 
         Example:
             >>> y = comm.empty(3)

@@ -117,7 +117,7 @@ def compare_sides(
         a: the baseline.
         b: the runs that may be better or worse than the baseline.
         paired: whether the k-th runs of A and B were measured one after the other; runs without a partner are ignored.
-        control: the cases that show the machine's speed, by which drift is removed; None for `choose_control`.
+        control: the cases that show the machine's speed, by which drift is removed; None lets `choose_control` choose.
         tolerance: the fraction up to which a slowdown is no regression.
 
     Raises:
@@ -167,7 +167,7 @@ def _list_common(keys: Sequence[CaseKey], wrong: Collection[CaseKey], difference
 
 
 def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -> _TestResults:
-    """Test all cases that are not controls (do not show the machine's speed), and operations with two such cases."""
+    """Test all cases that are not controls (do not show the machine's speed), and operations with two cases to test."""
     kept = ~measured.drift.is_control
     keys = [key for key, keep in zip(measured.keys, kept, strict=True) if keep]
     groups = [OperationGroup(*(getattr(key, name) for name in OperationGroup._fields)) for key in keys]
@@ -304,12 +304,12 @@ def _pool_rows_by_operation(
     )
 
 
-def _median_over(table: Floats, rows: NDArray[np.bool_]) -> Floats:
+def _median_over(table: Floats, chosen: NDArray[np.bool_]) -> Floats:
     """Return the median over the chosen columns of each run's times, shape (runs,); NaN for a run that has none.
 
-    `table` has shape (runs, columns), and `rows` says which columns (cases) are chosen.
+    `table` has shape (runs, columns), and `chosen` says which columns (cases) are chosen.
     """
-    lines = table[:, rows]
+    lines = table[:, chosen]
     return np.array([np.median(line[~np.isnan(line)]) if not np.isnan(line).all() else np.nan for line in lines])
 
 

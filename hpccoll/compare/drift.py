@@ -145,7 +145,8 @@ def _measure_by_workload(
 ) -> Floats:
     """Return the drift of each case, shape (runs, cases), from the case of engine `mpi` of the same workload.
 
-    Cases without such a partner, and controls, have the drift in `common`. `logs` are logarithms of median times.
+    Controls, and cases whose workload has no case of engine `mpi`, have the drift in `common`. `logs` are logarithms of
+    median times.
     """
     controls = {get_workload(key): at for at, key in enumerate(keys) if is_control[at]}
     table = np.array(common)
@@ -164,7 +165,7 @@ def _is_finer(more: Floats, logs: Floats, keys: Sequence[CaseKey], is_control: N
         more: the additional drift in logarithms, shape (runs, cases).
         logs: the logarithms of times without the common drift, shape (runs, cases).
         keys: all cases; medians are over the cases of an operation.
-        is_control: for each case, whether it shows the machine's speed; such cases are left out.
+        is_control: for each case, whether it shows the machine's speed, and is therefore left out.
         split: the number of runs of A if runs are paired, otherwise 0.
     """
     sums = []
@@ -184,7 +185,7 @@ def _find_doubt(controls: int, spread: float, runs: Floats, speeds: Floats, fewe
 
     Args:
         controls: the number of cases of engine `mpi`.
-        spread: the standard deviation over these cases of the ratio of two runs.
+        spread: the standard deviation over the cases of engine `mpi` of the ratio of two runs.
         runs: for each other case, the differences of pairs of runs, or of runs from the mean over both sides; shape
             (pairs or runs, cases).
         speeds: the drift in each pair or run.

@@ -1,14 +1,14 @@
 """Decides which tests of a comparison can give a verdict, and what to measure where they cannot.
 
 Two runs of the same software can differ by any factor on a machine whose cores they share with other programs, and
-nothing within the two runs shows by how much. A verdict therefore takes:
+nothing within the two runs shows by how much. A verdict therefore needs:
 
 - runs whose own times are reliable by the verdict of `hpccoll bench`, and that other programs did not interrupt often.
 - for a row, at least MIN_RUNS runs per side, whose spread shows the noise between runs.
-- for an operation, the same, or single runs whose ranks had cores of their own, with an established drift and at least
-  MIN_ROWS rows of MIN_WORKLOADS workloads.
-- for both, where ranks share cores or other programs are busy, at least MIN_SHARED_ROUNDS rounds in turns. The random
-  order within a round then makes a slow phase of the machine as likely for A as for B.
+- for an operation, MIN_RUNS runs per side, too, or single runs whose ranks had cores of their own, with an established
+  drift and at least MIN_ROWS rows of MIN_WORKLOADS workloads.
+- for rows and operations, where ranks share cores or other programs are busy, at least MIN_SHARED_ROUNDS rounds in
+  turns. The random order within a round then makes a slow phase of the machine as likely for A as for B.
 
 The number of rounds to ask for follows from the spread of the rounds that were measured, by the usual formula for a t
 test of given power, as in Kalibera and Jones, Rigorous benchmarking in reasonable time, ISMM'13.
@@ -109,8 +109,9 @@ def make_plan(
     Args:
         sides: the runs of A and of B.
         paired: whether the k-th runs of both sides were measured one after the other.
-        variance: of the logarithm of the ratio of the two runs of a round; ignored if it comes from few rounds.
-        significance: of the test of one operation.
+        variance: the variance of the logarithm of the ratio of the two runs of a round; ignored if it comes from few
+            rounds.
+        significance: the significance of the test of one operation.
     """
     longer = any(run.is_unreliable for runs in sides for run in runs)
     a, b = (_make_run_command(runs[0], longer) for runs in sides)
@@ -119,7 +120,7 @@ def make_plan(
 
 
 def describe_contention(runs: Sequence[MeasuredRun]) -> str:
-    """Return why the ranks of a run had no cores of their own, of the first such run; empty if all ranks had."""
+    """Return why the ranks of a run had no cores of their own, for the first run in which they had none; else empty."""
     return next((run.contention for run in runs if run.contention), "")
 
 

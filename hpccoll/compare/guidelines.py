@@ -68,7 +68,7 @@ def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[Guideli
         tolerance: the fraction by which the left side may be slower without a violation.
 
     Returns:
-        One record per guideline, size and engine, with p-values corrected for their number.
+        One record per guideline, size and engine, with p-values corrected for the number of records.
     """
     pairs = list(_find_rows(side.keys))
     if not pairs:
@@ -145,7 +145,7 @@ def _find_row(known: Mapping[tuple[object, ...], CaseKey], key: CaseKey, op: str
 def _measure_ratio(side: ComparedSide, left: CaseKey, right: Sequence[CaseKey]) -> _LogRatio:
     """Return the ratio of the median time of the case `left` to the sum of those of the cases `right`.
 
-    Runs that measured all these cases are used, if there are any.
+    If some runs measured all of the cases, the ratio is that of these runs.
     """
     from scipy.special import stdtr
 

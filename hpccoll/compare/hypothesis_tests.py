@@ -45,7 +45,7 @@ def compute_p_values(log_ratios: Floats, errors: Floats, degrees: Floats) -> Flo
 
     Args:
         log_ratios: logarithms of the ratios.
-        errors: their standard errors.
+        errors: the standard errors of `log_ratios`.
         degrees: the degrees of freedom of the errors.
     """
     from scipy.special import stdtr
@@ -58,7 +58,7 @@ def compute_interval(log_ratio: float, error: float, degrees: float, confidence:
 
     Args:
         log_ratio: the logarithm of the ratio.
-        error: its standard error.
+        error: the standard error of `log_ratio`.
         degrees: the degrees of freedom of the error.
         confidence: the confidence, such as 0.95.
     """
@@ -71,8 +71,8 @@ def compute_interval(log_ratio: float, error: float, degrees: float, confidence:
 def correct_by_holm(p_values: Floats, significance: float) -> CorrectedTests:
     """Return p-values corrected for their number by Holm's method.
 
-    Tests with a corrected p-value of at most `significance` are significant: with this probability at most, any test is
-    significant although nothing differs.
+    Tests with a corrected p-value of at most `significance` are significant: if nothing differs, the probability that
+    any test is significant is at most `significance`.
     """
     count = len(p_values)
     order = np.argsort(p_values, kind="stable")

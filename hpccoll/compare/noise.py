@@ -18,18 +18,19 @@ of a median over runs is estimated from several sources, in logarithms of times,
 
 Other programs that take a core from a rank interrupt some of its samples, which then take many times the median. The
 rows of an operation are disturbed in a run if clearly more than DISTURBED_SHARE of their samples (by 3 standard
-deviations of a Poisson distribution) exceed FAR times the median.
-On idle cores about 0.2 % of the samples exceed this limit, and up to 2.6 % where other programs wait for the cores of
-ranks that have real-time priority. Where other programs took the cores, medians were off by a factor of up to 1.8.
+deviations of a Poisson distribution) exceed FAR times the median. On idle cores about 0.2 % of the samples exceed FAR
+times the median, and up to 2.6 % where other programs wait for the cores of ranks that have real-time priority. Where
+other programs took the cores, medians were off by a factor of up to 1.8.
 
 On a virtual machine, the speed of the cores changed by up to 1.5 times for minutes, and by a different factor for each
 row. The ratios of engine `mpi` between two runs then differ from row to row, beyond MAX_CONTROL_SPREAD. If the speed
 changed while a run measured one operation, the rows of engine `mpi` of this operation changed with the others, beyond
-MAX_CONTROL_CHANGE. In comparisons in turns, such rounds or operations are left out if others remain.
+MAX_CONTROL_CHANGE. Comparisons in turns leave out the rounds or operations in which the speed changed unevenly, if
+others remain.
 
-The rows of an operation can change by different factors. Where they do (Cochran's Q), and always with single runs, the
-interval of an operation contains its rows except the outer tenths, so an operation has a verdict only if most of its
-rows agree.
+The rows of an operation can change by different factors. Where rows of an operation change by different factors
+(Cochran's Q), and always with single runs, the interval of an operation contains its rows except the outer tenths, so
+an operation has a verdict only if most of its rows agree.
 
 Sources: Yuen, Biometrika 61 (1974), 165 (trimmed means); Smyth, Statistical Applications in Genetics and Molecular
 Biology 3 (2004), article 3 (combined variances); Cochran, Biometrics 10 (1954), 101 (Q); Hunold and Carpen-Amarie,
@@ -177,8 +178,9 @@ def find_disturbed_operations(records: Iterable[CollectiveRecord]) -> set[str]:
 def estimate_operation_variances(differences: Floats, expected: Floats) -> Floats:
     """Return, for each operation, by how much all other operations' differences vary more than expected.
 
-    An operation's own difference is left out, so that its change does not hide itself. The estimate is robust: a change
-    of a single other operation has little effect. The result is 0 for fewer than MIN_OPERATIONS operations.
+    An operation's own difference is left out, so that its change does not add to the noise against which it is tested.
+    The estimate is robust: a change of a single other operation has little effect. The result is 0 for fewer than
+    MIN_OPERATIONS operations.
 
     Args:
         differences: logarithm of the ratio B / A of each operation.
@@ -207,8 +209,8 @@ def find_spread(differences: Floats, expected: Floats, single: bool) -> tuple[fl
     Args:
         differences: logarithm of the ratio B / A of each case.
         expected: the variance of each difference by noise; Cochran's Q tests whether the cases differ by more.
-        single: whether each side has a single run. With single runs, noise is known from the range itself, and the
-            range always counts.
+        single: whether each side has a single run. With single runs, only the range shows the noise, so the range is
+            always returned.
     """
     from scipy.special import chdtri
 

@@ -3,7 +3,7 @@
 A machine's speed drifts over minutes, and runs that follow each other differ less than runs on different days. The
 order of the two runs of a round is drawn at random, so that neither side profits from being first. Round K writes
 `a/K.jsonl` and `b/K.jsonl` below the output directory. While a run is in progress, its file has the suffix `.part`, and
-its output goes to `K.log`. A run that was cut short keeps these files, and is not compared.
+its output goes to `K.log`. The files of a run that was cut short keep their names, and the run is not compared.
 """
 
 from __future__ import annotations

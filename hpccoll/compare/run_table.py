@@ -92,9 +92,9 @@ def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[CaseKey], pair
 def _leave_out_disturbed(logs: Floats, disturbed: NDArray[np.bool_], split: int, paired: bool) -> tuple[Floats, Floats]:
     """Return `logs` with NaN for disturbed measurements, and an additional variance per case.
 
-    Disturbed measurements of a case are kept if one of the sides has no others. Such cases get the additional variance.
-    If each side has a single undisturbed run of a case, the case also gets the variance if another operation of this
-    run is disturbed, because other programs may have slowed the whole run.
+    If one side has only disturbed measurements of a case, these are kept, and the case gets the additional variance. A
+    case with only one undisturbed run on each side also gets this variance if another case is disturbed in one of these
+    two runs, because other programs may have slowed the whole run.
 
     Args:
         logs: logarithms of medians, shape (runs, cases), first the runs of A.
@@ -159,7 +159,8 @@ def _find_uneven_speed(
             runs lacks the case.
         is_control: for each case, whether it is of engine `mpi` and so shows the machine's speed.
         replaceable: whether other pairs of runs remain. If so, a change of an operation's cases of engine `mpi` marks
-            the operation. Otherwise it marks all cases, and only if the operation's other cases changed likewise.
+            the operation as disturbed. Otherwise, the change marks all cases as disturbed, and only if the operation's
+            other cases changed likewise.
     """
     known = ~np.isnan(log_ratios)
     uneven = np.zeros(len(keys), np.bool_)

@@ -15,19 +15,19 @@ from hpccoll import premul_sum
 
 
 def broadcast(comm: Any, x: Any) -> Any:
-    """Overwrite x on every rank with rank 0's x."""
+    """Overwrite x on every rank with rank 0's x, and return x."""
     comm.broadcast(x, root=0)
     return x
 
 
 def reduce(comm: Any, x: Any) -> Any:
-    """Overwrite x on rank 0 with the sum of every rank's x."""
+    """Overwrite x on rank 0 with the sum of every rank's x, and return x."""
     comm.reduce(x, root=0, op="sum")
     return x
 
 
 def all_reduce(comm: Any, x: Any) -> Any:
-    """Overwrite x on every rank with the sum of every rank's x."""
+    """Overwrite x on every rank with the sum of every rank's x, and return x."""
     comm.all_reduce(x, op="sum")
     return x
 

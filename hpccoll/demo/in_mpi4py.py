@@ -13,13 +13,13 @@ import numpy as np
 
 
 def broadcast(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001 - every example takes the module
-    """Overwrite x on every rank with rank 0's x."""
+    """Overwrite x on every rank with rank 0's x, and return x."""
     comm.Bcast(x, root=0)
     return x
 
 
 def reduce(MPI: Any, comm: Any, x: Any) -> Any:
-    """Overwrite x on rank 0 with the sum of every rank's x."""
+    """Overwrite x on rank 0 with the sum of every rank's x, and return x."""
     if comm.rank == 0:
         comm.Reduce(MPI.IN_PLACE, x, op=MPI.SUM, root=0)
     else:
@@ -28,7 +28,7 @@ def reduce(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def all_reduce(MPI: Any, comm: Any, x: Any) -> Any:
-    """Overwrite x on every rank with the sum of every rank's x."""
+    """Overwrite x on every rank with the sum of every rank's x, and return x."""
     comm.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     return x
 

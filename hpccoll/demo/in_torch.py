@@ -11,19 +11,19 @@ from typing import Any
 
 
 def broadcast(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001 - every example takes both modules
-    """Overwrite x on every rank with rank 0's x."""
+    """Overwrite x on every rank with rank 0's x, and return x."""
     dist.broadcast(x, src=0)
     return x
 
 
 def reduce(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Overwrite x on rank 0 with the sum of every rank's x, and on other ranks with undefined values."""
+    """Overwrite x on rank 0 with the sum of every rank's x, and on other ranks with undefined values; return x."""
     dist.reduce(x, dst=0, op=dist.ReduceOp.SUM)
     return x
 
 
 def all_reduce(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Overwrite x on every rank with the sum of every rank's x."""
+    """Overwrite x on every rank with the sum of every rank's x, and return x."""
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     return x
 

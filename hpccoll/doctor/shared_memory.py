@@ -1,7 +1,7 @@
 """Check /dev/shm (size, free space, files that ended jobs left behind), System V segments and huge pages.
 
 MPICH and hpccoll's flight recorder leave files in /dev/shm when a rank is killed or aborts. Open MPI also leaves files
-if the job was started without mpirun. The checks remove nothing; `remove_stale_files` does.
+if the job was started without mpirun. The checks remove no files; only `remove_stale_files` removes files.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _get_file_id(status: os.stat_result) -> tuple[int, int, int]:
 def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
     """Return a note if this user has System V segments that no process has attached, which UCX may leave.
 
-    The result is an empty list without such segments. `root` is the directory that contains proc.
+    The result is an empty list if there are no unattached segments. `root` is the directory that contains proc.
     """
     rows = [line.split() for line in (read_text(root / "proc/sysvipc/shm") or "").splitlines()]
     segments = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]

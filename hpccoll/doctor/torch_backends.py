@@ -41,7 +41,10 @@ def run_torch_probe(limit_s: float) -> CommandResult | None:
 
 
 def check_torch(result: CommandResult | None) -> list[Finding]:
-    """Return findings on torch, its backends and its GPUs from the result of `run_torch_probe`."""
+    """Return findings on torch, its backends and its GPUs.
+
+    `result` is the result of `run_torch_probe`; None means that torch is not installed.
+    """
     if result is None:
         remedy = f"{format_install_command('torch')} for the gloo and nccl engines and torch buffers"
         return [Finding(AREA, Severity.NOTE, "torch is not installed", "importlib: no module torch", remedy)]

@@ -1,7 +1,8 @@
 """Ends job steps whose ranks cannot start, because SLURM's plugin mpi/pmi2 lost the end of a message of MPICH.
 
 The plugin loses the ends of messages of more than 1,024 bytes (hpccoll/runtime/pmi_relay.py describes why MPICH sends
-such messages). Some ranks of the step then wait forever. The plugin writes an error to the log of the node's slurmd.
+messages of this size). Some ranks of the step then wait forever. The plugin writes an error to the log of the node's
+slurmd.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def find_descendants(root: int) -> list[int]:
 
 
 def handles_sigcont(pid: int) -> bool:
-    """Whether a process has a handler for SIGCONT, or has ended; such a process must not be stopped and continued.
+    """Whether a process has a handler for SIGCONT, or has ended; in both cases it must not be stopped.
 
     srun handles SIGCONT: srun forwards the signal to its tasks.
     """

@@ -106,7 +106,7 @@ class CpuThrottle:
             time.sleep(CYCLE_S * (1 - self.stopped_share))
 
     def step(self) -> None:
-        """Count the CPU time used since the last call, and stop the node's processes for a while if it is too much.
+        """Count the CPU time used since the last call, and stop the node's processes for a while above the limit.
 
         The processes continue when the allowed CPU time reaches the used CPU time, at the latest after LONGEST_STOP_S.
         """

@@ -37,7 +37,7 @@ _NAMES = {
     Operation.REDUCE: "Reduce",
     Operation.REDUCE_SCATTER: "Reduce_scatter_block",
 }
-# For each operation, MPICH's compositions in order of their numbers (from 1), and the one that runs an algorithm.
+# For each operation, MPICH's compositions by number (from 1), and the composition that runs an algorithm.
 COMPOSITIONS = {
     Operation.ALL_GATHER: (("alpha", "beta"), "beta"),
     Operation.ALL_REDUCE: (("alpha", "beta", "gamma", "delta"), "beta"),
@@ -59,8 +59,9 @@ class AlgorithmFacts:
 
 _EXCHANGE = ("k=2", "single_phase_recv=0")
 _SUM = "is_commutative"
-# MPICH's algorithms to measure, without those that call the collective again on parts of the communicator (`smp`),
-# without those of nonblocking collectives (`nb`), and without those with parameters that a file cannot set.
+# MPICH's algorithms to measure, without algorithms whose parameters a file cannot set.
+# The algorithms of nonblocking collectives (`nb`) are left out, too.
+# Algorithms that call the collective again on parts of the communicator (`smp`) are also left out.
 ALGORITHMS: Mapping[Operation, Mapping[str, AlgorithmFacts]] = {
     Operation.ALL_GATHER: {
         "brucks": AlgorithmFacts(),

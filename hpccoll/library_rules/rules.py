@@ -38,7 +38,7 @@ class LibraryRule:
     """The algorithm that a library should use for an operation with messages of `first` to `last` bytes.
 
     Sizes are those of nccl-tests, as everywhere in hpccoll; `last` is None if there is no upper limit. `speedups` has
-    the ratio of the default's median time to that of the algorithm at each measured size.
+    the median time of the library's default divided by that of the algorithm, at each measured size.
     """
 
     operation: Operation

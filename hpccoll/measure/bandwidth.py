@@ -58,7 +58,7 @@ def compute_message_bytes(op: TimedOperation, count: int, itemsize: int, n: int)
 def compute_count(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:
     """Return the number of elements of a message of about `nbytes` bytes on n ranks; inverse of compute_message_bytes.
 
-    It is the number in the whole vector, or in one block in operations with a block per rank.
+    The number is that of the whole vector, or of one block in operations with a block per rank.
     """
     return (op if isinstance(op, Operation) else Operation.BROADCAST).count_elements(nbytes, itemsize, n)
 

@@ -87,7 +87,7 @@ def prepare_contenders(
         algorithms: names of hpccoll's algorithms, or `auto`.
 
     Returns:
-        Those that can run, and a sentence for each that cannot; the same on all ranks.
+        The bound calls that can run, and a sentence for each that cannot; equal on all ranks.
     """
     ready: list[Contender] = []
     refused: list[str] = []

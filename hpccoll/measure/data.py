@@ -35,7 +35,10 @@ class ExpectedResult:
         return ExpectedResult(self.values[:count], None if self.bound is None else self.bound[:count])
 
     def count_wrong(self, output: HostArray) -> int:
-        """Return how many elements of `output` differ from `values` by more than `bound`; NaNs match if it is None."""
+        """Return how many elements of `output` differ from `values` by more than `bound`.
+
+        If `bound` is None, the elements must be equal, and two NaNs count as equal.
+        """
         if self.bound is None:
             same = output == self.values
             if output.dtype.kind in "fcV":
@@ -127,10 +130,10 @@ def _block(array: HostArray, rank: int, n: int) -> slice:
 def expect_reduced(inputs: Iterable[HostArray], op: str) -> ExpectedResult:
     """Return the expected result of reducing `inputs` by the reduction `op`.
 
-    It is exact for booleans, integers, min and max, and computed in double precision otherwise.
+    The result is exact for booleans, integers, min and max, and computed in double precision otherwise.
 
     The error bound, 4 (n + 1) eps times the reduction of |input|, holds for any order in which n inputs are reduced.
-    `inputs` may be a generator: only one of them is held at a time.
+    `inputs` may be a generator: only one input is held at a time.
     """
     remaining = iter(inputs)
     first = next(remaining)

@@ -44,7 +44,7 @@ class ExpectedRange:
         return ExpectedRange(self.low[:count], self.high[:count])
 
     def count_wrong(self, output: HostArray) -> int:
-        """Return how many elements of `output` lie outside the range; a NaN does."""
+        """Return how many elements of `output` lie outside the range; a NaN counts as outside."""
         return int(output.size - np.count_nonzero((output >= self.low) & (output <= self.high)))
 
 
@@ -140,7 +140,7 @@ def _list_blocks(task: WorkloadSpec) -> Iterator[ExpectedResult]:
 def _rotate(task: WorkloadSpec, rank: int, first: int) -> HostArray:
     """Return the elements that the periodic input of `rank` repeats from its element `first` on.
 
-    They are at most `task.count` elements.
+    The result has at most `task.count` elements.
     """
     period = make_period(task.dtype, task.seed, rank, count_input(task), task.redop)
     places: NDArray[np.int64] = (first + np.arange(min(task.count, PERIOD))) % max(len(period), 1)

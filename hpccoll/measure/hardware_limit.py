@@ -102,7 +102,7 @@ def find_network_optimum(record: CollectiveRecord, network: Network) -> Optimum 
 
 
 def set_bound(record: CollectiveRecord, network: Network) -> CollectiveRecord:
-    """Return a record of `bench` with the least time on the network as its lower bound; unchanged if it is unknown."""
+    """Return a record of `bench` with the least time on the network, if it is known, as its lower bound."""
     optimum = find_network_optimum(record, network)
     if optimum is None:
         return record
@@ -136,7 +136,8 @@ def _get_share(operation: Operation, ranks: int, nodes: int) -> float:
 def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int) -> HardwareLimit:
     """Measure how fast all ranks copy `nbytes` of memory at once or, on several nodes, how fast nodes exchange them.
 
-    At most MOST_BYTES are copied. Collective over `comm`. Cost: two buffers of that size, and ITERATIONS + 1 copies.
+    At most MOST_BYTES are copied. Collective over `comm`. Cost: two buffers of the copied bytes, and ITERATIONS + 1
+    copies.
     """
     size = min(nbytes, MOST_BYTES)
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)

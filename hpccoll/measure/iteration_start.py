@@ -5,8 +5,8 @@ windows, rank 0 announces the time of the next start, and every rank waits for t
 in which a rank was not ready in time, or lost its core, is discarded (the Round-Time scheme of Hunold and
 Carpen-Amarie, CLUSTER'18). Windows need a core for every rank, because ranks wait by reading the clock.
 
-Synchronizing the clocks may take a share of the run's time (`SyncBudget`). If it needs more, iterations start by a
-barrier from then on.
+Synchronizing the clocks may take a share of the run's time (`SyncBudget`). After this share of the time, iterations
+start by a barrier.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 POLL_S = 20e-6  # between two looks whether all ranks are ready
 LATE_S, LATE_SHARE = 3e-6, 0.02  # a rank is late if it starts this long, and this share of its time, after the start
 FIRST_WINDOW_S, SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 50e-6, 5e-6, 1e-3
-# A window is MARGIN times as long as the share READY of the rounds needed. On busy cores, the other rounds need
-# milliseconds, and a rank that waits so long for its start is likely to lose its core again.
+# A window is MARGIN times as long as the share READY of the rounds needed.
+# On busy cores, the other rounds need milliseconds, and a rank that waits for milliseconds is likely to lose its core.
 MARGIN, READY = 1.5, 0.6
 SPAN_S, HORIZON_S = 0.1, 1.0  # of the first synchronization; later ones make the drift more precise
 SHORTEST_SPAN_S = 0.02  # in less time, the drift is so uncertain that windows are missed
@@ -49,7 +49,8 @@ class IterationStart(NamedTuple):
     """The start of one iteration on this rank.
 
     `start_s` is the announced time of the start on this rank's clock, or infinity after a barrier, so that no rank is
-    late. `delay_s` is the time from the announcement until this rank was ready; `missed` is whether that was too late.
+    late. `delay_s` is the time from the announcement until this rank was ready; `missed` is whether the rank was ready
+    too late.
     """
 
     start_s: float
@@ -194,7 +195,7 @@ class WindowStarter:
     def refresh(self) -> None:
         """Synchronize the clocks again if rank 0 finds the last synchronization too old, and the budget allows it.
 
-        If the budget does not allow it for STALE_S seconds, `method` becomes BARRIER for the rest of the run.
+        If the budget allows no synchronization for STALE_S seconds, `method` becomes BARRIER for the rest of the run.
         """
         if self.method is StartMethod.BARRIER:
             return
@@ -211,7 +212,7 @@ class WindowStarter:
             self.method, self.barrier_reason = StartMethod.BARRIER, describe_sync_cost(self._budget)
 
     def measure_residual(self) -> Residual | None:
-        """Measure and return the current errors of all ranks' clocks; None if that would exceed the budget."""
+        """Measure and return the current errors of all ranks' clocks; None if this would exceed the budget."""
         if self.method is StartMethod.BARRIER or not self.comm.bcast(self._budget.left_s > self._residual_s):
             return None
         before_s = self._budget.spent_s

@@ -1,7 +1,7 @@
 """Measures the algorithms of the MPI library or of NCCL side by side, to write the library's own files of rules.
 
-At every message size, all algorithms take turns on the same buffers, as in `hpccoll tune`. The fastest one that is
-proven faster than the library's default is measured once more, beside the default alone. A wrong result keeps an
+At every message size, all algorithms take turns on the same buffers, as in `hpccoll tune`. The fastest algorithm that
+is proven faster than the library's default is measured once more, beside the default alone. A wrong result keeps an
 algorithm out.
 """
 
@@ -181,7 +181,7 @@ class LibraryTuning:
 def _collect_samples(
     engines: Sequence[ForcedEngine], contenders: Sequence[Contender]
 ) -> dict[LibraryAlgorithm, list[float]]:
-    """Return the times in us of each algorithm whose results were right; those of the library's default always."""
+    """Return the times in us of each algorithm whose results were right; for the library's default, of any results."""
     pairs = zip(engines, contenders, strict=True)
     return {
         engine.algorithm: contender.samples_us

@@ -1,8 +1,8 @@
 """Leaves out the message sizes of a benchmark whose buffers do not fit into the memory of a node.
 
 With one kind of buffer, a benchmark holds at most MESSAGES messages per rank at a time, however many algorithms it
-compares: input, output, scratch of the algorithms, and one more for the buffers of other libraries. If it
-compares shared memory with other memory, a second input and output in shared memory take two more.
+compares: input, output, scratch of the algorithms, and one more for the buffers of other libraries. If a benchmark
+compares shared memory with other memory, a second input and output in shared memory take two more messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MemoryNeed:
 
     Args:
         sizes: the message sizes in bytes that fit.
-        left_out: those that do not.
+        left_out: the message sizes that do not fit.
         free_bytes: the free memory of a host divided by its ranks, on the host with the least.
         messages: how many messages a rank holds at a time; 0 if all buffers are in GPU memory.
     """
@@ -67,7 +67,7 @@ def require_memory(
 
     Args:
         comm: the ranks.
-        layout: their hosts.
+        layout: the hosts of the ranks.
         sizes: message sizes in bytes.
         buffers: the kinds of buffers, such as `host`; with `cuda` alone, all sizes are assumed to fit.
 

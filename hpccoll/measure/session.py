@@ -155,7 +155,7 @@ class BenchmarkSession:
     ) -> Generator[CollectiveRecord, None, None]:
         """Time a call by all engines and algorithms, in turns; yield each record when its timing ends.
 
-        Those whose key is in `finished` are left out.
+        Records whose key is in `finished` are left out.
 
         Collective. To stop early, all ranks close the generator.
         """

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 SHORT_BYTES = 32 * 1024  # iterations of at most this message size are so short that medians become precise early
 LONG_BYTES = 2**20  # iterations of at least this message size show the time per byte
-# Iterations that exceed the rows' geometric mean by more than this factor are slow because of latency.
-# The time of an iteration above this limit is therefore not scaled with the message size.
+# Iterations of more than this multiple of the rows' geometric mean are slow because of latency.
+# Only an iteration's time up to MOST_ABOVE_MEAN times the mean is scaled with the message size.
 MOST_ABOVE_MEAN = 2.5
 # With starts, resets, checks and warm-up, a block takes up to this many times as long as its timed iterations.
 # A larger ratio was measured on short iterations, and does not hold for longer messages.
@@ -50,7 +50,7 @@ NO_LIMITS = RowLimits(1, math.inf)
 
 
 class LongBlock(NamedTuple):
-    """Rows of long messages that were timed together: the message size, their duration in seconds, their iterations."""
+    """Rows of one long message size, timed together: the size, the seconds of all, and each row's iterations."""
 
     nbytes: int
     seconds: float

@@ -38,7 +38,11 @@ class PruningBenchmark(InterleavedBenchmark):
     """Times algorithms in turns; stops timing an algorithm early if it is HOPELESS times as slow as the best."""
 
     def decide_stop(self, contender: Contender) -> StopReason | None:
-        """Return the reason to stop timing an algorithm, None to go on; BUDGET if it is much slower than the best."""
+        """Return the reason to stop timing an algorithm; None to go on.
+
+        The reason is BUDGET, as if the time of the algorithm were spent, if after GLANCE iterations its median is more
+        than HOPELESS times the least median.
+        """
         best = find_least_median_us(self.contenders)
         if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
             return StopReason.BUDGET
@@ -49,7 +53,8 @@ class PruningBenchmark(InterleavedBenchmark):
 class TuningSweep:
     """What `hpccoll tune` measures: operations, message sizes in bytes (nccl-tests' S), element types, kinds of buffer.
 
-    `nodes` is the number of nodes of the job, `seed` that of the data and turns, and `date` today's, for the table.
+    `nodes` is the number of nodes of the job, `seed` that of the data and turns, and `date` the current date, for the
+    table.
     """
 
     operations: tuple[Operation, ...]

@@ -52,11 +52,11 @@ class Acceleration:
         self.reason = ""  # why `select` left the latest call to the MPI library
 
     def is_due(self, kind: CollectiveKind, worth: int = 1) -> bool:
-        """Count a call of a kind; return whether enough such calls have passed that hpccoll may carry them out.
+        """Count a call of a kind; return whether enough calls have passed that hpccoll may carry them out.
 
-        `worth` is the number of calls that it counts as; a long message counts as more, because hpccoll saves more
-        time. The result is the same on all ranks. Collective, because the first call for which the result is true makes
-        the hpccoll communicator.
+        `worth` is the number of calls that the call counts as; a long message counts as more, because hpccoll saves
+        more time. The result is the same on all ranks. Collective, because the first call for which the result is true
+        makes the hpccoll communicator.
         """
         if kind in self._selected:
             return True
@@ -117,15 +117,15 @@ class Acceleration:
     def refuse(self) -> None:
         """Leave all collectives to the MPI library, unless there is an hpccoll communicator already.
 
-        It is called for communicators that must survive the failure of a process, because hpccoll's communicators in
-        mpi4py programs do not survive it.
+        `refuse` is called for communicators that must survive the failure of a process, because hpccoll's communicators
+        in mpi4py programs do not survive a failure.
         """
         self.is_refused = self.communicator is None
 
     def close(self) -> None:
         """Close the hpccoll communicator, if any, and leave later calls to MPI; collective.
 
-        It is called before the MPI communicator is freed.
+        `close` is called before the MPI communicator is freed.
         """
         communicator, self.communicator, self.is_refused = self.communicator, None, True
         self._selected.clear()
@@ -164,7 +164,7 @@ class Acceleration:
             return algorithm
 
     def is_passed(self, kind: CollectiveKind) -> bool:
-        """Whether the MPI library was selected for all calls of a kind from now on."""
+        """Whether the MPI library was selected for all later calls of a kind."""
         return self._selected.get(kind, AUTO) is None
 
     def _count_bytes(self, kind: CollectiveKind) -> int:

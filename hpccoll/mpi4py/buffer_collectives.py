@@ -88,7 +88,7 @@ def _miss(*_: Any) -> Any:
 class BufferCollectives(_Intracomm):
     """mpi4py's collectives of buffers, such as Allreduce, over hpccoll, or over MPI where hpccoll cannot run them.
 
-    The methods take the arguments of mpi4py's methods of the same names. It is a base class of classes that also
+    The methods take the arguments of mpi4py's methods of the same names. The class is a base class of classes that also
     inherit from `MPI.Intracomm`.
     """
 

@@ -34,7 +34,8 @@ _CLASSES: Final = ((KiB, "< 1 KiB"), (64 * KiB, "< 64 KiB"), (MiB, "< 1 MiB"), (
 class OperationCalls:
     """How many calls of one mpi4py method, with messages of one size class, this rank made, and their time.
 
-    `over_hpccoll` counts those that hpccoll carried out; `reasons` counts the others by why MPI carried them out.
+    `over_hpccoll` counts those that hpccoll carried out; `reasons` counts the others by the reason why MPI carried them
+    out.
     """
 
     calls: int = 0

@@ -23,8 +23,9 @@ else:
 class NewCommunicators(_Comm):
     """mpi4py's methods that return new communicators; the collectives of the new ones run over hpccoll, too.
 
-    `Dup`, `Clone` and `Idup` need no method here, because mpi4py's return an object of the class of `self`. `Spawn`,
-    `Connect` and `Accept` return communicators of mpi4py, because the other job may run without hpccoll.
+    `Dup`, `Clone` and `Idup` need no method in this class, because mpi4py's methods return an object of the class of
+    `self`. `Spawn`, `Connect` and `Accept` return communicators of mpi4py, because the other job may run without
+    hpccoll.
     """
 
     __slots__ = ()

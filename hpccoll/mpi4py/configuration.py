@@ -28,7 +28,7 @@ _MODES: Final = ("off", "collectives", "all")
 class AlgorithmChoice:
     """The user's choice of an algorithm for an operation, for messages of `least` bytes or more, but below `end`.
 
-    None as `end` means no limit.
+    If `end` is None, the messages have no upper limit.
     """
 
     operation: Operation
@@ -56,7 +56,7 @@ class Mpi4pyConfiguration:
         mode: "off", "collectives" (of buffers), or "all" (those of Python objects, too).
         calls_before: how many small calls of a kind MPI carries out first; None for the default.
         choices: the user's choices of algorithms, the latest last.
-        communicators: those whose cached algorithms a new choice clears.
+        communicators: the communicators whose cached algorithms a new choice clears.
     """
 
     mode: str

@@ -66,7 +66,7 @@ class Message:
     def open_for_writing(self, dtype: np.dtype[Any], *, keep: bool = False) -> tuple[Any, Callable[[], None] | None]:
         """Return a flat array to write to, and a function that then copies its elements to the user's memory.
 
-        None in place of the function means that the array is the user's memory.
+        The function is None if the array is the user's memory.
 
         Args:
             dtype: the element type of the array.

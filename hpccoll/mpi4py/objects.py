@@ -194,7 +194,7 @@ def decode(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool = T
 def make_array(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool) -> Any:
     """Return the NumPy array that a header describes; its elements are in `memory`, from byte `offset` on.
 
-    It shares the memory unless `copy` is set.
+    The array shares `memory` unless `copy` is set.
     """
     order: Any = "F" if header.order else "C"
     array: Any = np.ndarray(header.shape, header.dtype, memory, offset, order=order)

@@ -1,7 +1,8 @@
 """Calls of plain arrays that the MPI library carries out, found by one look-up in the communicator's `CallTable`.
 
-Without this table, each such call would read its buffers in Python, which takes 2 us, to find that `auto` selects the
-MPI library's collective. The table calls MPI's function itself, without the buffers of mpi4py, which take 0.5 us.
+Without this table, each call that is passed to MPI would read its buffers in Python, which takes 2 us, to find that
+`auto` selects the MPI library's collective. The table calls MPI's function itself, without the buffers of mpi4py, which
+take 0.5 us.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def make_passed_call(
 
     Args:
         comm: the user's communicator, over which MPI runs the collective.
-        communicator: its hpccoll communicator.
+        communicator: the hpccoll communicator of `comm`.
         call: the arguments of the collective.
         op: the reduction, in place of that of `call`.
     """

@@ -29,7 +29,7 @@ def find_method(name: str) -> Callable[..., Any]:
 def watch_inherited_methods(classes: Iterable[type]) -> None:
     """Let calls of the blocking collectives that communicator classes inherit from mpi4py be recorded.
 
-    Without HPCCOLL_TIMEOUT, it does nothing.
+    Without HPCCOLL_TIMEOUT, this function does nothing.
     """
     if read_timeout() is None:
         return
@@ -46,7 +46,7 @@ def _watch(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the method, recorded by the hpccoll communicator, which the first such call makes. Collective."""
+        """Call the method, recorded by the hpccoll communicator, which the first watched call makes. Collective."""
         state = None if self == MPI.COMM_NULL else find_acceleration(self)
         if state is not None and state.communicator is None and not state.is_refused:
             state.open()

@@ -323,7 +323,7 @@ class ZeroShards:
         return [tensors[parameter] for parameter in self.parameters]
 
     def cut_tensors(self, tensors: Sequence[Any]) -> list[Any]:
-        """Return tensors like `shards` from whole tensors like the parameters; local."""
+        """Return the shards of `tensors`, which have the shapes of the parameters: one tensor for each unit. Local."""
         by_parameter = dict(zip(self.parameters, tensors, strict=True))
         return [unit.cut([by_parameter[x] for x in unit.parameters]) for unit in self.units]
 

@@ -134,7 +134,7 @@ class ReferenceRun:
     def list_parts(self, samplers: Sequence[int] | None = None) -> list[tuple[slice, int]]:
         """Return the micro-batches of parts of the batch as slices, each with the index (sampler) of its part.
 
-        `samplers` are the indices of the parts; None for all.
+        `samplers` are the indices of the parts of the batch; None stands for all parts.
         """
         parts = self.case.list_parts(self.sizes)
         return [(part, at) for at in (range(len(parts)) if samplers is None else samplers) for part in parts[at]]

@@ -41,7 +41,7 @@ def locate_shard(whole: Any, shard: Any, sibling: ShardIndex | None, position: i
         position: the index of the rank along the tp axis.
 
     If rows of `whole` are equal, such as those of a zero bias, the shard is assumed to have the rows of its sibling
-    along dimension 0, or without such a sibling the consecutive rows of `position` among shards of equal size.
+    along dimension 0, or without a sibling along it the consecutive rows of `position` among shards of equal size.
     """
     if whole.shape == shard.shape:
         return ShardIndex() if torch.equal(whole, shard) else None

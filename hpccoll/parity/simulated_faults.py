@@ -262,7 +262,7 @@ def _keep_inputs(rows: Any) -> Callable[..., Any]:
 class _ShiftedVocabulary(TorchFunctionMode):  # type: ignore[misc] # torch has no types here
     """Context manager that simulates a vocabulary split over tp, in which ranks assume a wrong first token.
 
-    Within the context, torch looks up embeddings, or the logits of targets, as such ranks would.
+    Within the context, torch looks up embeddings, or the logits of targets, as ranks with a wrong first token do.
 
     Args:
         shards: for each rank of tp, the true first token, the number of tokens, and the first token that it assumes.

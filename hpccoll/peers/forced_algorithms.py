@@ -117,7 +117,7 @@ class OpenMpiAlgorithms:
         return engines
 
     def _get_engine(self, number: int) -> MpiEngine:
-        """Return an engine that runs algorithm `number` of every operation that has such a number. Collective."""
+        """Return an engine that runs the algorithm `number` of each operation that has one. Collective."""
         if number not in self._engines:
             values = {_name_open_mpi(operation): number for operation in open_mpi.COLLECTIVES}
             known = {name: number for name in values if number in self._variables.list_values(name).values()}

@@ -127,9 +127,10 @@ class TorchEngine:
         return self._dist.ProcessGroupGloo(self._store, rank, size, options)
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
-        """Return a function that runs torch's collective on these buffers and waits; arguments as in `LibraryEngine`.
+        """Return a function that runs torch's collective on the given buffers, and waits for its end.
 
-        all_reduce, reduce and broadcast out of place cost a copy, because torch offers them in place only.
+        The arguments are those of `LibraryEngine.prepare`. all_reduce, reduce and broadcast out of place cost a copy,
+        because torch offers them in place only.
         """
         if operation is Operation.BARRIER:
             return self._completed(self._collectives.bind_barrier(), None if self.name == "nccl" else -1)

@@ -65,7 +65,7 @@ class Rounds:
         return Rounds(changed.count, chunks, changed.at)
 
     def scaled(self, unit: int) -> Rounds:
-        """Return the rounds for the same data with each chunk divided into `unit` chunks."""
+        """Return the rounds that move the same data if each chunk is divided into `unit` chunks."""
         return self.map_regions(lambda region: region.scaled(unit), self.chunks * unit)
 
     def shifted(self, base: Ints, chunks: int) -> Rounds:

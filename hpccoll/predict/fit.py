@@ -15,8 +15,8 @@ parameters. The fit computes the derivatives of the times by simulation, solves 
 until the parameters converge. A fit takes about thirty simulations per measurement.
 
 A band whose time per byte ends at its lower limit has no effect on the measured times, and is joined with the next
-band. A fit is refused where a latency or a time per byte still ends at a limit, because such a machine is impossible,
-or where the median error on the sizes left out exceeds MAX_ERROR.
+band. A fit is refused where a latency or a time per byte still ends at a limit, because a machine with this value is
+impossible, or where the median error on the sizes left out exceeds MAX_ERROR.
 """
 
 from __future__ import annotations

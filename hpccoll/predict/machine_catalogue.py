@@ -34,8 +34,8 @@ class MachineError(UsageError):
 class LinkDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of the tables [within] and [between] of a machine model's TOML file: links within and between nodes.
 
-    `alpha_us` is a message's latency. `overhead_us` is the part of `alpha_us` that keeps the sender busy; None means
-    all of it.
+    `alpha_us` is a message's latency. `overhead_us` is the part of `alpha_us` that keeps the sender busy; None
+    means all of `alpha_us`.
     """
 
     alpha_us: Microseconds

@@ -224,7 +224,7 @@ def _find_label_place(inside: NDArray[np.bool_], width: float, height: float) ->
 def _draw_legend(figure: Figure, colours: dict[str, str]) -> None:
     """Draw a legend below the map for regions that have no room for a label.
 
-    `colours` has the colour of each such algorithm, by name; if it is empty, nothing is drawn.
+    `colours` has the colour of each algorithm of the legend, by name; if it is empty, nothing is drawn.
     """
     from matplotlib.patches import Patch
 

@@ -48,7 +48,7 @@ def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[E
 
     Args:
         comm: the communicator of the job.
-        options: the same on all ranks.
+        options: the options of the preflight, equal on all ranks.
         failure: the exception that mpi4py raises if a connection fails, such as `MPI.Exception`.
     """
     channel = ControlChannel(comm)
@@ -202,7 +202,7 @@ class Coordinator:
     def _sweep(self, nbytes: int, advance: Callable[[str], None]) -> None:
         """Measure the link of every pair of nodes once with messages of `nbytes` bytes; skip pairs that failed before.
 
-        `advance` is called with `pairs` after each round of pairs.
+        `advance` is called with the string "pairs" after each round, which measures disjoint pairs.
         """
         for pairs in schedule_pairs(len(self._leaders)):
             for concurrent in split_by_machine(pairs, self._boot_ids):

@@ -2,11 +2,11 @@
 
 The estimate rests on measured times if there are any: a tuning table of the recorded MPI library, hosts and ranks has
 the times of both algorithms, which are interpolated between the measured message sizes. The bounds of this estimate
-come from the 95 % intervals of the measured times. They also come from the difference between the recorded time and the
-time in the table of one and the same algorithm: the other algorithm may differ from its time in the table by the same
-factor, or by the same number of seconds.
+come from the 95 % intervals of the measured times. The bounds also come from the difference between the recorded time
+and the time in the table of one and the same algorithm: the other algorithm may differ from its time in the table by
+the same factor, or by the same number of seconds.
 
-Without such a table, both algorithms are simulated on each network that explains the recorded transfers
+Without a tuning table, both algorithms are simulated on each network that explains the recorded transfers
 (`list_networks`). The bounds are the smallest and the largest result, widened by the usual error of a simulation. There
 is no estimate if the recorded algorithm is unknown, such as the MPI library's own one, or if ranks share cores, because
 the simulation does not model the scheduling of processes.
@@ -80,7 +80,7 @@ class ChangedTransfers:
         return not all(estimate.is_measured for estimate in self.estimates)
 
     def describe_source(self) -> str:
-        """Return in words where the times come from, and which collectives keep their recorded ones."""
+        """Return in words where the times come from, and how many kinds of collectives keep their recorded times."""
         measured = sum(estimate.is_measured for estimate in self.estimates)
         sources = ["the algorithms take the times of the tuning table"] * (measured > 0)
         if measured < len(self.estimates):
@@ -153,8 +153,8 @@ class AlgorithmTimes:
     def find_recorded_algorithm(self, number: int) -> str | None:
         """Return the algorithm of the recorded transfers of a kind; None if it is unknown.
 
-        Without the drop-in, `mpi` stands for the MPI library's own algorithm of mpi4py's methods of buffers. Those of
-        objects, and the collectives of torch and hpccoll, are unknown.
+        In a recording without hpccoll's drop-in for mpi4py, the algorithm of mpi4py's methods for buffers is `mpi`, the
+        MPI library's own. The algorithms of mpi4py's methods for objects, and of torch and hpccoll, are unknown.
         """
         profile, kind = self._graph.profile, self._transfers.kinds[number]
         chosen = self._networks[0].find_choice(kind)
@@ -192,8 +192,8 @@ def _has_algorithms(kind: ModelledTransfer) -> bool:
 def interpolate_timing(series: TuningSeries, name: str, nbytes: int) -> CandidateTiming | None:
     """Return the time of an algorithm for a message of `nbytes` bytes; None if sizes near it are not measured.
 
-    Between two measured sizes, the logarithm of the time is linear in that of the size. A size is near if both measured
-    sizes are at most a factor 4 away.
+    Between two measured sizes, the logarithm of the time is linear in the logarithm of the size. A size is near if both
+    measured sizes are at most a factor 4 away.
     """
     size = max(nbytes, MIN_BYTES)
     points = {

@@ -1,9 +1,9 @@
 """Finds lines of a program that make many small collectives in a row, such as reducing a vector number by number.
 
 A row is a sequence of calls of one operation from one line on all ranks. On at least one rank, the time between two
-calls of a row is shorter than the usual transfer there, and shorter than ten times the usual time between calls there.
-A rank that loses its core for a moment therefore does not end a row. The cost of the calls in a row is the run time
-that a replay saves in which each row is a single call, which takes the time of the row's first call.
+calls of a row is shorter than the usual transfer on this rank, and shorter than ten times the usual time between its
+calls. A rank that loses its core for a moment therefore does not end a row. The cost of the calls in a row is the run
+time that a replay saves in which each row is a single call, which takes the time of the row's first call.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CallsInARow:
 def find_calls_in_a_row(graph: CallGraph) -> list[CallsInARow]:
     """Return the lines of a recorded program whose calls could be joined, the most costly first.
 
-    Cost: one replay per such line, and one without a change.
+    Cost: one replay per line whose calls could be joined, and one replay without a change.
     """
     follows = find_followers(graph)
     base_s = replay_job(graph).run_s if follows.any() else 0.0

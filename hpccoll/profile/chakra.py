@@ -44,7 +44,7 @@ def _describe_call(graph: CallGraph, call: int, senders: IntArray) -> list[tuple
     """Return the nodes of a trace for a recorded call: the name, type and encoded attributes of each.
 
     A collective is one node and a sendrecv two nodes. A receive is a node where it was completed, so that a call that
-    only starts a receive has none.
+    only starts a receive has no node.
 
     Args:
         graph: the recorded calls.
@@ -79,10 +79,10 @@ def _encode_node(number: int, name: str, kind: int, begin_us: float, duration_us
     Args:
         number: the id of the node, from 1.
         name: the name of the node.
-        kind: its type, such as `COLLECTIVE`.
-        begin_us: its start time in microseconds.
-        duration_us: its duration in microseconds.
-        attributes: its encoded attributes.
+        kind: the type of the node, such as `COLLECTIVE`.
+        begin_us: the start time of the node in microseconds.
+        duration_us: the duration of the node in microseconds.
+        attributes: the encoded attributes of the node.
     """
     fields = [_encode_number(1, number), _encode_bytes(2, name.encode()), _encode_number(3, kind)]
     if number > 1:

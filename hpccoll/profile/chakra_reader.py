@@ -5,8 +5,8 @@ times, such as those for ASTRA-sim, are simulated (task_graph.py). The ranks of 
 have collectives with its `pg_name`. Source: et_def.proto of mlcommons/chakra, schema version 1.1.
 
 This module decodes protobuf without the package `protobuf`. The traces need three forms of values (whole numbers,
-strings, packed lists), which take 70 lines. The package would be a compiled dependency of hpccoll, and the classes that
-its compiler generates from et_def.proto only work with a range of its versions.
+strings, packed lists), which take 70 lines. The package `protobuf` would be a compiled dependency of hpccoll, and the
+classes that its compiler generates from et_def.proto only work with a range of its versions.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class ChakraNode:
 
     Args:
         number: the id of the node in the trace.
-        kind: its type, such as `COLLECTIVE`.
-        needs: the ids of the nodes that must have ended before.
-        start_us: its start time in microseconds; 0 in traces without times.
-        duration_us: its duration in microseconds.
-        attributes: its attributes by name, as whole numbers and strings; values of other types are 0.
+        kind: the type of the node, such as `COLLECTIVE`.
+        needs: the ids of the nodes that must have ended before this node starts.
+        start_us: the start time of the node in microseconds; 0 in traces without times.
+        duration_us: the duration of the node in microseconds.
+        attributes: the attributes of the node by name, as whole numbers and strings; values of other types are 0.
     """
 
     number: int = 0
@@ -120,7 +120,7 @@ def find_traces(path: Path) -> list[Path]:
     """Return the files NAME.RANK.et of all ranks in the order of the ranks; `path` is NAME.et or one of them.
 
     Raises:
-        UsageError: there is none, or that of a rank is missing.
+        UsageError: there are no files, or the file of a rank is missing.
     """
     stem = path.with_suffix("").with_suffix("") if path.with_suffix("").suffix[1:].isdecimal() else path.with_suffix("")
     found = stem.parent.glob(f"{escape(stem.name)}.*.et")

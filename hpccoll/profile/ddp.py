@@ -1,7 +1,7 @@
 """Records the collectives of DistributedDataParallel, which its class `Reducer` calls in C++.
 
 The recorded `Reducer` gets a process group with the same backends, whose `allreduce` and `broadcast` are methods in
-Python, so torch calls them instead of its own. They call the recorded methods of the original group.
+Python, so torch calls them instead of its own. These two methods call the recorded methods of the original group.
 
 DistributedDataParallel waits for its reductions in a callback of the autograd engine, at the end of the backward pass.
 The engine runs callbacks in the order in which they were queued, so two more callbacks enclose this wait.
@@ -36,8 +36,8 @@ class BackwardWaits:
 
     def __init__(self, trace: CallTrace, code: int) -> None:
         self._trace, self._code = trace, code
-        # The keys are numbers of backward passes, because passes may be nested. The operations of torch are kept until
-        # the wait, because their addresses identify the requests.
+        # The keys are numbers of backward passes, because passes may be nested.
+        # Torch's objects of operations are kept until the wait, because their addresses identify the requests.
         self._works: dict[int, list[Any]] = {}
 
     def add(self, work: Any) -> None:

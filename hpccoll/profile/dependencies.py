@@ -1,11 +1,11 @@
 """Computes how long each recorded call waited for other ranks, and how long its transfer took.
 
 A rank enters a call at the time `begin_s`. The call cannot end before the ranks on which it depends have entered it:
-all ranks of an all-reduce, the root of a broadcast, the sender of a received message. The time from this rank's
-entry to the last of those entries is waiting; the rest of the call is transfer. A non-blocking operation depends on the
-entries of its starting calls, and its waiting is in the call that completes it.
+all ranks of an all-reduce, the root of a broadcast, the sender of a received message. The time from this rank's entry
+to the last entry of the ranks on which the call depends is waiting; the rest of the call is transfer. A non-blocking
+operation depends on the entries of its starting calls, and its waiting is in the call that completes it.
 
-Source: the metrics of POP, co-design.pop-coe.eu/metrics; Geisler and Wolf call the same "wait states" in Scalasca.
+Source: the metrics of POP, co-design.pop-coe.eu/metrics; Geisler and Wolf call waiting "wait states" in Scalasca.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CallGraph:
         begin_s, end_s: the times at which a call begins and ends, in seconds of the job's common clock.
         gap_s: the seconds between the end of the rank's previous call and the begin of this one: its computing.
         matches: the calls of other ranks without whose begin a call cannot end.
-        wait_s: the seconds from the begin of a call to the last begin of a call that it needs; 0 if that was earlier.
+        wait_s: the seconds from the begin of a call to the last begin of the calls that it needs, at least 0.
         transfer_s: the other seconds of a call, in which data moves.
         last_needed: index of the call that began last of those that a call needs; -1 if it needs none.
         site: index of the call's line in the profile's `sites`; -1 for the end of a program.

@@ -93,6 +93,6 @@ def _describe_cause(profile: JobProfile, cause: Cause) -> dict[str, Any]:
 
 
 def _make_site(profile: JobProfile, site: int) -> ProfileSite:
-    """Return the line with index `site` in the profile's `sites`, as a field of records."""
+    """Return `profile.sites[site]` (file, line and function) as a `ProfileSite`, which records can contain."""
     found = profile.sites[site]
     return ProfileSite(found.file, found.line, found.function)

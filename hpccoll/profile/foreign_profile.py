@@ -27,8 +27,8 @@ class RankCalls:
     Args:
         rows: for each call, fields of `layout.ENTRY` by name.
         begin_s, end_s: the begin and the end of each call in seconds.
-        requests: the number of non-blocking operations so far.
-        collectives: the number of collectives so far, by communicator.
+        requests: the number of non-blocking operations in `rows`.
+        collectives: the number of collectives in `rows`, by communicator.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class RankCalls:
 
         Args:
             operation: one of OPERATIONS.
-            begin_s, end_s: its begin and end in seconds.
+            begin_s, end_s: the begin and the end of the call in seconds.
             nbytes: the bytes of the rank's buffer.
             peer: the destination, the source or the root; ANY for none, and for a receive from any rank.
             tag: the tag of a message; ANY for a receive with any tag.

@@ -1,8 +1,9 @@
 """Records the functional collectives of torch, which DTensor and tensor parallelism call.
 
-Their argument `group` may be a name or a mesh, and they call the C++ methods of the group. The recorded form of a
-function finds the group, and identifies the operation by the address of the result's memory, by which the later call of
-`wait_tensor` is matched. Compiled programs run the original functions.
+The argument `group` of a functional collective may be a name or a mesh, and the collective calls the C++ methods of the
+group. The recorded form of a function finds the group, and identifies the operation by the address of the result's
+memory, by which the later call of `wait_tensor` is matched. Code that torch.compile compiles calls the original
+functions.
 """
 
 from __future__ import annotations

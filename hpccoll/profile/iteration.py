@@ -17,8 +17,8 @@ class TypicalIteration:
     """The iteration of a recorded program that the timeline of the page shows.
 
     Args:
-        begin_s, end_s: its begin and end, in seconds of the job's common clock.
-        count: the number of iterations of the program; 0 if it repeats nothing, and the times are those of the job.
+        begin_s, end_s: the begin and the end of the iteration, in seconds of the job's common clock.
+        count: the number of iterations of the program; 0 if none are found; then the times are those of the job.
     """
 
     begin_s: float

@@ -1,8 +1,8 @@
 """Finds ranks and nodes for which other ranks wait: how often each arrives last, its cost, and the kind of lateness.
 
 The cost of a late rank is the run time that the replay saves if the rank computes before each call no longer than the
-median of the other ranks does before the same call of theirs. A node is late if all of its ranks are, compared with the
-ranks of other nodes; its cost is that of all its ranks together.
+median of the other ranks does before the same call of theirs. A node is late if all of its ranks are late compared
+with the ranks of other nodes; the cost of a late node is that of all its ranks together.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _find_costliest(graph: CallGraph, waiting: np.ndarray) -> tuple[int, int]:
 
 
 def canonical_operations(graph: CallGraph) -> IntArray:
-    """Return the operation of each call as its first index in the graph's `operations`, which repeats some names."""
+    """Return for each call the first index of its operation's name in the graph's `operations`, where names repeat."""
     first = {name: index for index, name in reversed(list(enumerate(graph.operations)))}
     canonical = np.array([first[name] for name in graph.operations])
     return canonical[graph.op]
@@ -183,10 +183,10 @@ def _count_last(graph: CallGraph, ranks: tuple[int, ...], site: int, op: int) ->
 
 
 def expect_gaps(graph: CallGraph, nodes: Sequence[int] | None = None) -> Floats:
-    """Return, for each call, the seconds for which other ranks compute before the same call of theirs, as median.
+    """Return, for each call, the median of the seconds for which other ranks compute before the same call.
 
     The k-th calls of one operation from one line are the same call on different ranks. If fewer than two other ranks
-    have the call, its own computing time stands in; in a job of two ranks, one other rank is enough.
+    make the call, the rank's own computing time is returned; in a job of two ranks, one other rank is enough.
 
     Args:
         graph: the recorded calls.
@@ -227,7 +227,7 @@ def heal_ranks(graph: CallGraph, ranks: Sequence[int], expected: Floats) -> Floa
 def balance_gaps(graph: CallGraph) -> Floats:
     """Return the computing times before all calls in seconds, if all ranks computed equally long before the same call.
 
-    Each is the mean over the ranks that have the call: the k-th of one operation from one line.
+    Each time is the mean over the ranks that make the call: the k-th call of one operation from one line.
     """
     row = _number_same_calls(graph)
     return (np.bincount(row, graph.gap_s) / np.bincount(row))[row]

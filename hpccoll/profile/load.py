@@ -74,8 +74,8 @@ class JobProfile:
         argv: the command line of the program.
         clock_error_s: the largest possible error in seconds of the difference of two ranks' times.
         problems: sentences about data that the recording lacks.
-        algorithms: those that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS; None if
-            the job ran without the drop-in.
+        algorithms: the algorithms that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS;
+            None if the job ran without the drop-in.
         tuning_site: the MPI library, host and layout of ranks for which a tuning table is valid; None if unknown.
         is_oversubscribed: whether a node has more ranks than cores.
     """

@@ -1,8 +1,8 @@
 """Finds the calls of different ranks that belong together: the members of a collective, and both ends of a message.
 
 Collectives are matched by their numbers on the communicator, messages by communicator, ranks and tag in their order. A
-receive from any rank is matched with the send that began first. A receive that ended before that send has begun is not
-matched, because its own send was not recorded.
+receive from any rank is matched with the send that began first. A receive that ended before the first send began is not
+matched, because the send of its message was not recorded.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Matches:
 class _Operation:
     """A rank's part in a collective or message: the calls that entered and completed it (-1: none).
 
-    Both are one call if the operation blocks.
+    A blocking operation is entered and completed by one call.
     """
 
     entered: int
@@ -95,12 +95,12 @@ class _Matcher:
 
     Args:
         profile: the recorded job.
-        columns: its calls.
+        columns: the calls of the job.
         matches: the result, which is filled in step by step.
         collectives: operations by communicator, number in the communicator and start of a persistent request; then by
             rank.
         sends: the sends, in their order, by communicator, source, destination and tag.
-        receives: the receives in their order, with the same properties; source and tag may be ANY.
+        receives: the receives in their order, by the same properties as the sends; source and tag may be ANY.
         instances: the number of collectives and messages so far.
     """
 
@@ -202,7 +202,7 @@ def _add_message(
         members: the ranks of the communicator in the world.
         where: the communicator, the rank in the world, its peer as a rank of the communicator, and the tag.
         operation: the calls of the send or receive.
-        is_send: whether it is a send.
+        is_send: whether `operation` is a send; otherwise, it is a receive.
     """
     comm, rank, peer, tag = where
     if peer >= len(members) or (peer < 0 and (is_send or peer != ANY)):

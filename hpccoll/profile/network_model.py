@@ -4,7 +4,7 @@ A transfer of a collective is modelled as the simulated time of a plan on a mach
 busiest rank * beta. A job on several nodes of several ranks has an alpha and beta within nodes, and another pair
 between them; in other jobs, all ranks are equally far apart. If the algorithm is unknown, as that of the MPI library,
 the plan is the fastest one in the model. A recorded transfer is multiplied by the ratio of two modelled times, so that
-it keeps its own noise.
+its noise is kept.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class NetworkModel:
         alpha_s: the seconds of latency per message between nodes.
         beta_s_per_byte: the seconds per byte of a message between nodes.
         within: the link between two ranks of a node; None if it equals that between nodes.
-        machine: a machine model that replaces these three values; None if there is none.
+        machine: a machine model that replaces alpha, beta and `within`; None if there is none.
         choices: algorithms by operation and size; of several choices for a transfer, the last one holds. Other
             collectives use the fastest algorithm on the network.
     """
@@ -199,7 +199,8 @@ def list_networks(graph: CallGraph, transfers: JobTransfers, placement: Placemen
     that the user has chosen for the drop-in, or else the fastest ones.
 
     Transfers of similar sizes do not tell latency from bandwidth, so that networks with smaller and larger ratios of
-    alpha to beta explain them nearly as well. For a job on several nodes of several ranks, they are not listed.
+    alpha to beta explain them nearly as well. For a job on several nodes of several ranks, only the fitted network is
+    listed.
 
     Cost: simulations of each algorithm for each kind of transfer.
     """
@@ -233,7 +234,8 @@ def _list_alternatives(rows: Floats, weights: Floats, fitted: Floats) -> list[Fl
     """Return costs (alpha, beta) that explain the recorded transfers: the best ones, then those of extreme ratios.
 
     The extreme ones have the least and the largest ratio of alpha to beta whose error is nearly as small as that of the
-    fitted ones. If no real network has the fitted ratio, the middle of these ratios is in the place of the best one.
+    fitted ones. If no real network has the fitted ratio, the costs at the middle of the extreme ratios replace the
+    fitted ones.
 
     Args:
         rows: for each kind of transfers, its alphas and betas, divided by its recorded time.
@@ -309,7 +311,7 @@ def _count_costs(kind: ModelledTransfer, choices: tuple[AlgorithmChoice, ...], *
 def model_transfers(graph: CallGraph, transfers: JobTransfers, network: NetworkModel) -> Floats:
     """Return the transfer times of all calls on a network, in seconds, shape (calls,).
 
-    They are the recorded times, multiplied so that the mean of each kind is its simulated time.
+    The times are the recorded ones, multiplied so that the mean of each kind is its simulated time.
     """
     recorded = measure_transfers(graph, transfers)
     ratios = [
@@ -330,7 +332,7 @@ def scale_transfers(
 ) -> Floats:
     """Return the transfer times of all calls after a change of the job, in seconds, shape (calls,).
 
-    They are the recorded times, multiplied by the simulated time after the change divided by that before it.
+    The times are the recorded ones, multiplied by the simulated time after the change divided by that before it.
 
     Args:
         graph: the recorded calls.

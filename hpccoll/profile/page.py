@@ -121,11 +121,11 @@ def _render_bar(x: float, width: float, rank: int, kind: str, text: str) -> str:
     """Return a bar of the timeline as a <rect> element.
 
     Args:
-        x: its left end in pixels.
-        width: its width in pixels.
-        rank: the rank in whose row it is.
+        x: the left end of the bar in pixels.
+        width: the width of the bar in pixels.
+        rank: the rank in whose row the bar is.
         kind: a key of _COLORS.
-        text: the text of its tooltip.
+        text: the text of the tooltip.
     """
     place = f'x="{x:.2f}" y="{rank * _ROW + 3}" width="{width:.2f}" height="{_ROW - 6}"'
     return f'<rect {place} fill="{_COLORS[kind]}"><title>{escape(text)}</title></rect>'

@@ -42,10 +42,10 @@ class RecordingOptions:
         directory: the path of the directory for the files of all ranks.
         from_s: seconds from the start of the program to the start of the recording.
         to_s: seconds from the start of the program to the end of the recording; None for the end of the program.
-        every: of each `every` seconds, one is recorded.
+        every: one second out of every `every` seconds is recorded.
         capacity: the number of latest calls that each rank keeps; of older calls, it keeps statistics.
-        algorithms: those that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS; None if
-            the program runs without the drop-in.
+        algorithms: the algorithms that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS;
+            None if the program runs without the drop-in.
     """
 
     directory: str
@@ -148,7 +148,7 @@ class ProfileRecorder:
         self._write(kind="constants", any_source=any_source, any_tag=any_tag, no_rank=no_rank)
 
     def begin(self) -> None:
-        """Start recording; this is the begin of the job's run time."""
+        """Start recording; the run time of the job begins now."""
         layout.TIME.pack_into(self.memory, layout.BEGIN_AT, time.perf_counter_ns())
         self.trace.is_active = True
 

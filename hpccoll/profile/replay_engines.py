@@ -107,7 +107,7 @@ class ReplayEngine:
 def count_elements(step: ReplayStep, ranks: int) -> int:
     """Return the number of float32 elements for a step on `ranks` ranks: at least 1, rounded up.
 
-    It is that of a rank's vector, or of one block if the recorded buffer has a block per rank.
+    The number is that of a rank's vector, or of one block if the recorded buffer has a block per rank.
     """
     is_whole = step.operation in ("all_to_all", "reduce_scatter")
     return max(-(-step.nbytes // (4 * ranks if is_whole else 4)), 1)

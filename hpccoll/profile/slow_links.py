@@ -1,8 +1,8 @@
 """Finds pairs of ranks, and nodes, whose messages take longer than messages of equal size between other ranks.
 
-The cost of slow messages is the run time that a replay saves in which they take the usual time: the median of the pairs
-that have neither of the two ranks, or the shortest time of the other pairs if there are no such pairs. The slow pairs
-of a node with other nodes are one finding if they are most of the node's pairs with other nodes.
+The cost of slow messages is the run time that a replay saves in which these messages take the usual time: the median of
+the pairs that have neither of the two ranks, or the shortest time of the other pairs if there are no such pairs. The
+slow pairs of a node with other nodes are one finding if they are most of the node's pairs with other nodes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Pair:
 def find_slow_messages(graph: CallGraph) -> tuple[tuple[SlowNode, ...], tuple[SlowLink, ...]]:
     """Return the nodes with slow links to other nodes, and the other slow pairs of ranks; each, the most costly first.
 
-    Pairs of ranks of a slow node are among the other pairs.
+    Slow pairs of ranks within a slow node are among the other pairs.
 
     Cost: one replay per slow node and per other slow pair, and one replay without a change.
     """

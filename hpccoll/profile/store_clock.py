@@ -27,7 +27,7 @@ def synchronize_by_store(
         store: the key-value store of torch.distributed's default group.
         rank: the rank of this process.
         size: the number of ranks.
-        host: the name of its host, whose processes share a clock.
+        host: the name of the host of this process; processes of one host share a clock.
         read_clock: returns the seconds of this rank's clock.
 
     Cost: one value per rank for the names of hosts; with several hosts, 100 exchanges of values per rank, in turns.
@@ -49,9 +49,9 @@ def synchronize_by_store(
 
 
 def _compare(store: Any, rank: int, read_clock: Callable[[], float]) -> ClockModel:
-    """Return the model of rank 0's clock on another rank, whose offset is within the bounds of all exchanges.
+    """Return the model of rank 0's clock on another rank; its offset is within the bounds of all exchanges with rank 0.
 
-    The arguments are those of `synchronize_by_store`; rank 0 answers the exchanges there.
+    The arguments are those of `synchronize_by_store`, in which rank 0 answers the exchanges.
     """
     times = np.empty((_EXCHANGES, 3))
     for exchange, row in enumerate(times):

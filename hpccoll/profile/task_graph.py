@@ -3,7 +3,8 @@
 The job is given as tasks of each rank, with the tasks that must end or start before each of them. A rank carries out
 one task after the other. A rank starts its sends, receives and collectives as soon as the tasks that they need have
 ended, and then computes; if nothing else is left to do, it waits for the operation that ends first. A message takes
-`ALPHA_S` seconds and `BETA_S` per byte, and a collective the simulated time of the fastest algorithm on such a network.
+`ALPHA_S` seconds and `BETA_S` per byte, and a collective the simulated time of the fastest algorithm on a network of
+these costs.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class Task:
         seconds: the time of computing; 0 for other tasks.
         nbytes: the bytes of the message, or of one rank's buffer in a collective.
         peer: the rank that receives or sends; ANY for a receive from any rank.
-        tag: of the message; ANY for a receive with any tag.
+        tag: the tag of the message; ANY for a receive with any tag.
         comm: index of the communicator of a collective.
-        needs: indices of tasks of this rank that must have ended before.
-        start_needs: indices of tasks of this rank that must have started before.
+        needs: indices of the tasks of this rank that must have ended before this task starts.
+        start_needs: indices of the tasks of this rank that must have started before this task starts.
     """
 
     kind: str
@@ -55,7 +56,7 @@ class _InFlight:
 
     Args:
         rank: the rank.
-        task: index of the rank's task.
+        task: index of the operation's task in the list of the rank's tasks.
         request: the number of the started call in the rank's `RankCalls`.
         end_s: the time at which the operation ends; None until the message is sent, or all ranks have started.
     """

@@ -38,13 +38,13 @@ class TracedMethod:
     """A method whose calls are recorded.
 
     Args:
-        owner: the name of its class, or of its module for a function.
-        name: its name.
-        operation: the operation that it carries out, by hpccoll's name, such as `all_reduce`.
-        form: how it uses requests.
+        owner: the name of the method's class, or of the module of a function.
+        name: the name of the method.
+        operation: the operation that the method carries out, by hpccoll's name, such as `all_reduce`.
+        form: how the method uses requests.
         places: where the recorded arguments are in a call: position and name of `comm`, `buffer`, `peer` and others.
         is_collective: whether all ranks of the communicator call it.
-        counts_pickled: whether the bytes of its objects are counted when mpi4py pickles them.
+        counts_pickled: whether the bytes of objects are counted when mpi4py pickles them.
     """
 
     owner: str

@@ -14,8 +14,8 @@ _FAULT_AREAS = ("link", "node")  # areas of the preflight's findings
 def choose_headline(findings: Sequence[Finding], groups: Sequence[CurveGroup]) -> str:
     """Return the title of a report: its most important result in one sentence, or an empty string without any.
 
-    A finding of severity `problem` takes precedence over slow links and nodes and the fastest implementation, and these
-    over any other finding. `findings` begin with the most severe one.
+    A finding of severity `problem` takes precedence. Otherwise the title names a slow link or node and the fastest
+    implementation; without these, it is the first finding. `findings` begin with the most severe one.
     """
     if findings and findings[0].severity is Severity.PROBLEM:
         return findings[0].found

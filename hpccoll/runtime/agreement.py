@@ -16,7 +16,7 @@ FAILURES = (HpccollError, RuntimeError, OSError, ImportError, AttributeError)
 
 
 def wait_for_ranks(comm: MPI.Intracomm, progress: Progress) -> None:
-    """Block until every rank of `comm` has called this; the operations in flight advance meanwhile. Collective.
+    """Block until every rank of `comm` has called this function; operations in flight advance meanwhile. Collective.
 
     Every rank calls `wait_for_ranks` before a blocking MPI call. A rank's operations in flight do not advance during a
     blocking MPI call, although other ranks may wait for them.
@@ -25,15 +25,15 @@ def wait_for_ranks(comm: MPI.Intracomm, progress: Progress) -> None:
 
 
 def wait_for_members(comm: MPI.Intracomm, members: Sequence[int], progress: Progress, number: int = 0) -> int:
-    """Block as `wait_for_ranks` does, but only until the ranks `members` of `comm` have called this.
+    """Block as `wait_for_ranks` does, but only until the ranks `members` of `comm` have called this function.
 
     Returns the `number` that the first member has passed, from 0 to 2**32 - 1.
 
     Cost: every other member sends a message of 4 bytes to the first member and receives one.
 
     Raises:
-        WaitTimeoutError: a rank has not called this before the deadline of `progress`; on the first member, the error
-            names the missing ranks.
+        WaitTimeoutError: a rank has not called this function before the deadline of `progress`; on the first member,
+            the error names the missing ranks.
     """
     leader, *others = members
     peers = others if comm.rank == leader else [leader]

@@ -1,7 +1,7 @@
 """With HPCCOLL_DEBUG=1, all ranks compare their arguments before each collective.
 
 Cost: a non-blocking barrier and an all-gather of a few hundred bytes per call, on a duplicated communicator. A rank
-with invalid arguments sends its error to the other ranks, so that they do not wait for it.
+with invalid arguments sends its error to the other ranks, so that they do not wait for this rank.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class ArgumentCheck:
         `name` is the name of the called method.
 
         Raises:
-            MismatchError: a rank's call is invalid or differs from rank 0's; the message names the first such rank.
+            MismatchError: a rank's call is invalid or differs from rank 0's; the message names the lowest rank with
+                another call.
         """
         self._calls += 1
         arguments: dict[str, Any] = {}

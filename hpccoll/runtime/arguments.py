@@ -21,7 +21,7 @@ from hpccoll.selection import MPI_LIBRARY
 
 # The checked input and output, the array to return to the user, the count, and whether the user passed the output.
 CheckedArrays: TypeAlias = tuple[Buffer | None, Buffer | None, Any, Count, bool]
-# The rows (along the first dim) of each rank's block; and those received from each rank in an all_to_all.
+# The rows (first dim) of each rank's block, and in an all_to_all the rows that are received from each rank.
 BlockCounts: TypeAlias = tuple[Any, Any]
 SUM: Final = "sum"  # the default reduction
 

@@ -52,7 +52,7 @@ def settle(conditions: Iterable[Callable[[], object]]) -> None:
     """Wait until all conditions are true, but not longer than SETTLE_S seconds.
 
     To be called after an exception in a call, before the program goes on: the program may write to the call's arrays,
-    and a rank that does not know of the exception yet would otherwise take these numbers for those of the call.
+    and a rank that does not know of the exception yet would otherwise take these values for data of the call.
     """
     end, backoff = time.monotonic() + SETTLE_S, Backoff(spins=False)
     waiting = list(conditions)

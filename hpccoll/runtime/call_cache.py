@@ -2,10 +2,10 @@
 
 Calls are of one kind if they agree in operation, dtype, number of elements, reduction, root, algorithm, counts, in
 whether the user passes the output, and in the kind of the arrays' memory. The first call of a kind checks all its
-arguments and adds a callable for later calls to the `CallTable` of the extension, which finds it by one look-up: a
-native call of a plan, or of the MPI library. If `auto` selects the MPI library's own collective, calls whose message
-size rounds to the same value (`round_message_size`), and calls with other counts of a similar total, skip the checks as
-well, because the selection is the same.
+arguments and adds a callable for later calls to the `CallTable` of the extension, which finds the callable by one
+look-up: a native call of a plan, or of the MPI library. If `auto` selects the MPI library's own collective, calls whose
+message size rounds to the same value (`round_message_size`), and calls with other counts of a similar total, skip the
+checks as well, because `auto` selects the same for them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from hpccoll.runtime.plain_arrays import get_address, is_plain
 from hpccoll.runtime.queued_run import RunInQueue
 from hpccoll.selection import Selection, round_message_size
 
-# The user's arguments of a call: operation, x, out, reduction, root, algorithm, and the rows of each block (None for
-# equal blocks). On a rank without input, `x` is the output.
+# A user's call: operation, x, out, reduction, root, algorithm, and the rows of each block (None for equal blocks).
+# In a `Request`, `x` is the output on a rank without input.
 Request: TypeAlias = tuple[Operation, Any, Any, Any, Any, Any, BlockCounts | None]
 _GATHERS: Final = (Operation.ALL_GATHER, Operation.GATHER)
 _SPLITS: Final = (Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL, Operation.SCATTER)

@@ -16,8 +16,8 @@ from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.selection import BufferKind, Selection, SelectionKey, Selector, choose_chunk_count, round_message_size
 
 LEAST_PIPELINED_BYTES: Final = 64 * 2**10  # of asynchronous calls that `auto` runs in shared memory on several nodes
-# Operations in which some ranks may lack an input (SOURCE) or an output (RESULT). With blocks of different sizes
-# (UNEVEN), ranks may also have an empty one.
+# Operations in which some ranks may lack an input (SOURCE) or an output (RESULT).
+# With blocks of different sizes (UNEVEN), a rank's input or output may also be empty.
 _SOURCE_ON_SOME: Final = (Operation.BROADCAST, Operation.SCATTER)
 _RESULT_ON_SOME: Final = (Operation.REDUCE, Operation.GATHER, Operation.EXSCAN)
 _UNEVEN_SOURCE: Final = (*_SOURCE_ON_SOME, Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL)
@@ -25,7 +25,7 @@ _UNEVEN_RESULT: Final = (*_RESULT_ON_SOME, Operation.REDUCE_SCATTER, Operation.S
 
 
 class CallSelector:
-    """Selects algorithms, the same on every rank; `log` writes down what `auto` selects, if it is not None.
+    """Selects algorithms, the same on every rank; `log`, unless it is None, writes down what `auto` selects.
 
     Args:
         ranks: number of ranks.

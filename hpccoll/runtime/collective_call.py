@@ -118,7 +118,7 @@ def describe_call(
 def count_elements(operation: Operation, count: Count) -> int:
     """Return the number of elements that the flight recorder notes, which is the same on all ranks.
 
-    It is 0 for an all_to_all of blocks of different sizes, in which each rank knows only its own blocks.
+    The number is 0 for an all_to_all of blocks of different sizes, in which each rank knows only its own blocks.
     """
     if isinstance(count, int):
         return count
@@ -128,7 +128,7 @@ def count_elements(operation: Operation, count: Count) -> int:
 def as_unowned(call: CollectiveCall) -> CollectiveCall:
     """Return the same call with arrays that do not keep their memory alive, for a cache of calls on device memory.
 
-    A cached call runs only for live buffers at the same addresses, so its memory exists whenever it runs.
+    A cached call runs only for live buffers at the same addresses, so the memory exists whenever the call runs.
     """
     source, result = (
         buffer and replace(buffer, flat=buffer.module.as_unowned(buffer.flat)) for buffer in (call.source, call.result)

@@ -1,8 +1,8 @@
 """Runs the collectives of one communicator: selects algorithms, and makes what runs their plans.
 
 Blocking collectives that only send messages share one MPI tag, since each ends before the next begins. An asynchronous
-collective of messages gets its tag from the number of such collectives so far, modulo ASYNC_TAGS. All ranks make the
-same calls in the same order, so they count the same number.
+collective of messages gets its tag from the number of asynchronous collectives of messages so far, modulo ASYNC_TAGS.
+All ranks make the same calls in the same order, so they count the same number.
 
 Calls on plain arrays reach the engine only if no earlier call was of the same kind (call_cache.py). Plans on symmetric
 device memory are bound to their buffers, and cached by address.
@@ -63,7 +63,7 @@ DEVICE_EXECUTABLES: Final = 256
 def _load_measurements(layout: RankLayout, *, whole_job: bool) -> tuple[TuningTable | None, tuple[int, ...] | None]:
     """Return the tuning table and the relative rates of the nodes' links, each None if it was not measured.
 
-    Rank 0 alone calls this function, because all ranks must use the same ones.
+    Rank 0 alone calls this function, because all ranks must use the same table and rates.
     """
     site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
     hosts = [layout.hosts[members[0]] for members in layout.members]

@@ -34,8 +34,8 @@ def require_fault_tolerance() -> None:
         raise UnavailableError(
             f'on_failure="raise": {reason} `mpirun --with-ft ulfm -n {max(MPI.COMM_WORLD.size, 2)} python {program}`'
         )
-    # After a death, Open MPI 5.0.11 sometimes waits for ever in the barrier that begins MPI_Finalize. hpccoll's own
-    # wait for the ends of all programs comes before it.
+    # After a death, Open MPI 5.0.11 sometimes waits for ever in the barrier that begins MPI_Finalize.
+    # The barrier is not needed, because hpccoll waits for the ends of all programs before MPI_Finalize.
     with suppress(ValueError):
         _find_variable(ctypes.c_bool, "ompi_async_mpi_finalize").value = True
     repair_revocation()
@@ -45,9 +45,10 @@ def require_fault_tolerance() -> None:
 def repair_revocation() -> bool:
     """Keep Open MPI from crashing when a process dies while a communicator is made; return whether it was repaired.
 
-    Open MPI 5.0.11 then calls a null pointer in `ompi_comm_revoke_local` (native/revocation.c). The
-    offsets of the function pointers are found by a search for the addresses of exported functions in `mca_pml`,
-    MPI.COMM_WORLD and MPI.COMM_SELF. A library without these functions does not have the fault, and is left as it is.
+    If a process dies while a communicator is made, Open MPI 5.0.11 calls a null pointer in `ompi_comm_revoke_local`
+    (native/revocation.c). The offsets of the function pointers are found by a search for the addresses of exported
+    functions in `mca_pml`, MPI.COMM_WORLD and MPI.COMM_SELF. A library without these functions does not have the fault,
+    and is left as it is.
     """
     try:
         library = ctypes.CDLL(MPI.__file__)
@@ -59,7 +60,7 @@ def repair_revocation() -> bool:
     places = set.intersection(*(_find_places(comm, revoke_local) for comm in comms))
     if len(slots) != 1 or not places:
         return False
-    # The memory behind another pointer may reach into the table; the table itself begins nearest to the function.
+    # A found place may be in memory before the table that reaches into it; the table has the smallest offset.
     table_at, function_at = min(places, key=lambda place: place[1])
     guard_revocation(protocol + slots[0], table_at, function_at)
     return True

@@ -29,7 +29,7 @@ def _get_owners() -> WeakSet[Abandonable]:
     owners: WeakSet[Abandonable] = WeakSet()
 
     def abandon_all() -> None:
-        """In a forked child, abandon every object."""
+        """Abandon, in a forked child, all objects that a fork affects."""
         for owner in owners:
             owner.abandon()
 

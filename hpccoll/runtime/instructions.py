@@ -71,7 +71,7 @@ def make_rows(
 
 
 def _take_groups(local: list[Reduce | Copy], locate: Locate, itemsize: int) -> list[Row]:
-    """Return the rows of the local instructions in `local`, and empty this list."""
+    """Return the rows of the native program for the local instructions in the list `local`, and empty the list."""
     rows: list[Row] = []
     for group in _split_groups(local):
         if len(group) > 1:

@@ -42,8 +42,7 @@ _PACKAGES = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
 }
 
-# A process id, the number of the namespace to which the id belongs, a number that identifies the host, and the name of
-# the process's recorder file; empty if it has none.
+# A process id, the number of the id's namespace, a number for the host, and the name of the recorder file or "".
 ProcessId: TypeAlias = tuple[int, int, int, str]
 
 
@@ -130,7 +129,7 @@ def get_world() -> MPI.Intracomm:
     """Return MPI.COMM_WORLD, after initializing MPI and checking that the launcher belongs to the MPI library.
 
     The first call is collective if the environment variable HPCCOLL_START_FILE is set: rank 0 then creates that file
-    when all ranks have started. The job scripts end a launch that does not create it in time.
+    when all ranks have started. The job scripts end a launch that does not create the file in time.
 
     Raises:
         UnavailableError: mpi4py or the MPI library is not installed.
@@ -144,9 +143,9 @@ def get_world() -> MPI.Intracomm:
 
 
 def _report_start(comm: MPI.Intracomm) -> None:
-    """Create the file that HPCCOLL_START_FILE names, on rank 0, after all ranks have called this. Collective.
+    """Create the file that HPCCOLL_START_FILE names, on rank 0, after all ranks have called this function.
 
-    Only the first call of a process does this, and processes that it starts do not.
+    Only the first call of a process creates the file; calls in processes that this process starts do not. Collective.
     """
     path = os.environ.pop(START_FILE, "")
     if not path:
@@ -240,9 +239,9 @@ def list_world_ranks(comm: MPI.Intracomm) -> tuple[int, ...] | None:
 def _identify_host(name: str) -> tuple[str, str, str, int]:
     """Return a key that two ranks have in common only if they share memory.
 
-    It consists of the host's `name`, its name in SLURM, the id of the boot of its machine, and the device number of its
-    /dev/shm. `MPI.Comm.Split_type` would be wrong: under some distributions of `srun`, MPICH reports each rank as alone
-    on its host. In a lab without namespaces, the nodes differ by their names in SLURM only.
+    The key consists of the host's `name`, its name in SLURM, the id of the boot of its machine, and the device number
+    of its /dev/shm. `MPI.Comm.Split_type` would be wrong: under some distributions of `srun`, MPICH reports each rank
+    as alone on its host. In a lab without namespaces, the nodes differ by their names in SLURM only.
     """
     boot, memory = "", 0
     with suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:  # noqa: PTH123 - `pathlib` takes 5 ms to import

@@ -60,7 +60,7 @@ def _run_first(rank: int, broadcast: Callable[[Any], Any], step: Callable[[], Re
 
 
 def agree_to_end(world: MPI.Intracomm, announce: Callable[[], None], limit_s: float) -> bool:
-    """Return whether all ranks of `world` call this within `limit_s` seconds; if so, rank 0 has called `announce`.
+    """Return whether all ranks of `world` call this function within `limit_s` seconds; if so, rank 0 calls `announce`.
 
     Unlike a collective, `agree_to_end` may be called by some of the ranks, while others are in a collective of `world`.
     Rank 0 waits for `limit_s`, the others for twice as long, because they also wait for the decision of rank 0.

@@ -1,4 +1,4 @@
-"""The kinds of calls by plans, the base class of their executables, and the state that one communicator's share."""
+"""The kinds of calls by plans, the base class of executables of plans, and the state that executables share."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 While MPI_Init runs, ranks publish their addresses by PMI 1, in lines of text on the socket PMI_FD. SLURM's plugin reads
 a line by one call that returns at most 1,024 bytes (MAX_READLINE in src/plugins/mpi/pmi2/pmi1.c, SLURM 22.05 to 26.11),
-but it offers values of 1,024 bytes (`vallen_max`), to which MPICH adds the names of a command and a key. The plugin
-loses the rest of a longer line, prints `value not properly terminated in client request`, and some ranks wait forever.
+but the plugin offers values of 1,024 bytes (`vallen_max`), to which MPICH adds the names of a command and a key. The
+plugin loses the rest of a longer line, prints `value not properly terminated in client request`, and some ranks wait
+forever.
 
 MPICH 4.1 to 5.0 with UCX publish 4,096 bytes of memory that begin with the address of a rank (MPID_MAX_BC_SIZE in
 ucx_init.c), with zeros compressed. The lengths of the lines therefore depend on the contents of the memory after the

@@ -31,8 +31,8 @@ from hpccoll.runtime.signal_errors import is_raised_by_signal_handler
 Result = TypeVar("Result")
 NEVER: Final = float("inf")
 TIME_IS_UP: Final = "other ranks did not arrive in time"
-# The tag of the probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with this tag. MPICH does not
-# advance accesses to windows during a probe of MPI.COMM_SELF.
+# The tag of the probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with the probed tag.
+# MPICH does not advance accesses to windows during a probe of MPI.COMM_SELF.
 POLLED_TAG: Final = 32767
 POLLS: Final = 16  # polls between two pauses of `wait_until`; each poll moves a few KiB of a long message
 
@@ -54,8 +54,8 @@ class InFlight(ABC):
     def advance(self) -> bool:
         """Advance as far as possible without blocking; return whether the operation is done.
 
-        An exception is kept in `error`, because the caller may be waiting for another operation. It is raised as well
-        if a signal handler has raised it. Does nothing while another thread advances the operation.
+        An exception is kept in `error`, because the caller may be waiting for another operation. The exception is
+        raised as well if a signal handler has raised it. Does nothing while another thread advances the operation.
         """
         if not self.done and not self._is_advancing:
             self._is_advancing = True  # no thread can run between the test and this line
@@ -124,7 +124,7 @@ class Progress:
     """All operations in flight of this process; true if any is a plan, because plans do not advance by themselves.
 
     `operations` are plans, in the order of their start. `transfers` are requests that MPI advances in any MPI call:
-    sends, receives and the MPI library's own collectives. An operation is kept alive here until it is done.
+    sends, receives and the MPI library's own collectives. `Progress` keeps an operation alive until it is done.
     `hand_over` adds to `transfers` the messages that the extension has started and tests by itself.
     `deadline` is the time on the monotonic clock after which blocking waits raise WaitTimeoutError; infinite if there
     is none; it moves on by the time in which the process is suspended. `cores_per_rank` is that of the layout.
@@ -344,7 +344,7 @@ class Progress:
     def call(self, function: Callable[[], Result]) -> Result:
         """Return the result of a function that blocks in MPI, called in a separate thread while plans are in flight.
 
-        Without MPI_THREAD_MULTIPLE the function is always called directly; plans in flight then stand still.
+        Without MPI_THREAD_MULTIPLE the function is always called directly; plans in flight do not advance meanwhile.
         """
         if not self.operations or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             return function()
@@ -360,7 +360,7 @@ class Progress:
             except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
                 errors.append(error)
 
-        # After an exception, Python would wait at its end for a thread that is no daemon.
+        # When Python ends, also after an exception, it waits for all threads except daemons.
         thread = threading.Thread(target=run, name="hpccoll-blocking-mpi-call", daemon=True)
         backoff = Backoff(spins=False, sleeps=False)
         try:

@@ -23,7 +23,7 @@ class StartedOperations:
 
     def __init__(self, progress: Progress, state: CallRecorder, retract: Callable[[], object]) -> None:
         self._progress, self._state, self._retract = progress, state, retract
-        # A dictionary, because unlike a WeakSet it can be listed while another thread adds to it.
+        # Unlike a WeakSet, a dictionary can be listed while another thread adds to the dictionary.
         self._operations: WeakValueDictionary[int, InFlight] = WeakValueDictionary()
         self._failed: list[InFlight] = []  # kept alive, because MPI may still write to their memory
         self._settled: set[InFlight] = set()

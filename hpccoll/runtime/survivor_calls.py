@@ -3,8 +3,8 @@
 If another thread calls MPI during an agreement, MPIX_Comm_agree of Open MPI 5.0.11 returns wrong values, or never
 returns, also without a death: Open MPI begins the agreement before it sets its request, and holds no lock meanwhile
 (`mca_coll_ftagree_iera_intra`). MPIX_Comm_shrink consists of agreements, and crashes if one returns a wrong value.
-Therefore no other thread of hpccoll is in MPI while this thread is. Between two tests of an agreement, the thread of
-`JobEndings` may call MPI; the progress thread waits until the agreement ends.
+Therefore no other thread of hpccoll calls MPI during a call of `shrink` or `agree`. Between two tests of an agreement,
+the thread of `JobEndings` may call MPI; the progress thread waits until the agreement ends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hpccoll.runtime.progress import get_progress
 
 
 def run_shrink(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Return an MPI communicator of the living ranks of `comm`, which may be revoked; collective over them."""
-    # MPIX_Comm_ishrink of Open MPI 5.0.11 fails after a death. The agreement lets this rank wait for the others before
-    # the call that blocks.
+    """Return an MPI communicator of the living ranks of `comm`, which may be revoked; collective over these ranks."""
+    # MPIX_Comm_ishrink of Open MPI 5.0.11 fails after a death, so the shrink blocks.
+    # An agreement before the shrink lets this rank wait for the other ranks without blocking in MPI.
     run_agree_without_death(comm, flag=True)
     with _hold_progress_thread(), get_endings().lock:
         return MPI.Intracomm(comm.Shrink())
@@ -77,5 +77,5 @@ def _hold_progress_thread() -> Iterator[None]:
 
 @cache
 def _list_flags() -> list[array[int]]:
-    """Return the flags of the agreements that are not complete."""
+    """Return the list of the flags of this process's agreements that are not complete."""
     return []

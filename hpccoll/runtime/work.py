@@ -192,7 +192,7 @@ class MpiTransfer(InFlight):
 
 
 def explain_wrong_size(description: str, received: int, expected: int) -> CommunicationError:
-    """Return the error of a receive that got `received` bytes instead of `expected`; `description` names it."""
+    """Return the error of a receive that got `received` bytes instead of `expected`; `description` names the call."""
     return CommunicationError(
         f"{description}: received a message of {received} bytes into an array of {expected}; pass an array as large as "
         "the one that is sent"
@@ -204,7 +204,7 @@ def explain_mpi_error(error: MPI.Exception, description: str, *, receives: bool 
 
     Args:
         description: names the collective or message.
-        receives: whether it is a receive, which MPI refuses if the message is longer than the array.
+        receives: whether the operation is a receive, which MPI refuses if the message is longer than the array.
     """
     remedy = f"do the sizes agree on all ranks? {DEBUG_HINT}"
     if receives:

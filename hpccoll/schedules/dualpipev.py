@@ -20,8 +20,8 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
     """Return the published idle time of each rank, (p-1) (F&B + B - 3W); F&B is the time of overlapped passes.
 
-    None unless F = I = W and F&B = F + B, for which the publication states it. p is the number of ranks; F, B, I and W
-    are the times of forward, backward, input-backward and weight-backward passes.
+    The result is None unless F = I = W and F&B = F + B, as the publication assumes. p is the number of ranks; F, B, I
+    and W are the times of forward, backward, input-backward and weight-backward passes.
     """
     both = times.forward + times.backward if times.overlapped is None else times.overlapped
     equal = times.forward == times.backward_input == times.backward_weight and both == 3 * times.forward

@@ -17,7 +17,8 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
     """Return the idle time of each rank, (p-1) (F+B)/v, with F and B of all v stages of a rank.
 
-    None for fewer micro-batches than p, the number of ranks. F and B are the times of forward and backward passes.
+    The result is None for fewer micro-batches than p, the number of ranks. F and B are the times of forward and
+    backward passes.
     """
     enough = shape.microbatches >= shape.ranks
     return (shape.ranks - 1) * (times.forward + times.backward) if enough else None

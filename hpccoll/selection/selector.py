@@ -68,8 +68,8 @@ class Selector:
     `table` holds the measured times, or is None; all ranks must pass the same table, so that they select the same
     algorithms. Message sizes whose leading three bits agree share one selection, made for the smallest of them. A
     repeated selection takes 0.5 us. `mixed_forms` states that blocking calls may meet asynchronous calls. Plans of
-    messages are then prepared anew in every call, which takes 80 us; on one node, `auto` avoids such plans. `rates` are
-    the relative rates of the nodes' links if they differ; a long all_reduce is then weighted by them.
+    messages are then prepared anew in every call, which takes 80 us; on one node, `auto` avoids plans of messages.
+    `rates` are the relative rates of the nodes' links if they differ; a long all_reduce is then weighted by them.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Selector:
         return self._make_selection(operation, name, nbytes, COST_MODEL)
 
     def _list_allowed(self, operation: Operation, *, library: bool, shared: bool) -> set[str]:
-        """Return the names of the algorithms that can run; `mpi` if the MPI library can (`library`).
+        """Return the names of the algorithms that can run, with `mpi` if `library` states that the MPI library can.
 
         `shared` states whether the ranks of each node share memory.
         """

@@ -164,7 +164,7 @@ def load_tuning_table(site: TuningSite, *, whole_job: bool) -> TuningTable | Non
     """Return the stored table of a site; None if it is missing or unusable. Warn on stderr about an unusable table.
 
     A table for another layout of ranks causes a warning only if `whole_job` states that the site is that of all ranks
-    of the job. One rank should call this and broadcast the table, because all ranks must use the same one.
+    of the job. One rank should call this function and broadcast the table, because all ranks must use the same table.
     """
     path = find_table_path(site)
     if path is None:

@@ -102,7 +102,7 @@ class TuningSeries:
     def find_nearest_point(self, nbytes: int) -> TuningPoint | None:
         """Return the timings at the measured size nearest to `nbytes`.
 
-        None if the sizes' ratio exceeds `MAX_SIZE_RATIO`.
+        The result is None if the ratio of the two sizes exceeds `MAX_SIZE_RATIO`.
         """
         if not self.points:
             return None
@@ -198,7 +198,7 @@ class TuningTable:
 
     @classmethod
     def from_json(cls, data: Any) -> TuningTable:
-        """Return the table in `data`, the result of `as_json`; raise UsageError if `data` is not such a table."""
+        """Return the table in `data`, the result of `as_json`; raise UsageError if `data` is no tuning table."""
         schema = data.get("schema") if isinstance(data, Mapping) else None
         if schema != SCHEMA:
             raise UsageError(f"schema {schema!r} is not {SCHEMA}, which `hpccoll tune` of this version writes")

@@ -83,7 +83,10 @@ def list_traffic(setup: TrainingSetup, machine: Machine) -> list[Traffic]:
 
 
 def _sum_calls(setup: TrainingSetup, rank: int) -> dict[_Channel, _Calls]:
-    """Return the calls in a step of a rank with the index `rank` along pp, by strategy, collective and axes."""
+    """Return the bytes and the number of a rank's calls in a step, by strategy, collective and axes.
+
+    `rank` is the index of the rank along pp.
+    """
     by_channel: dict[_Channel, _Calls] = {}
     for channel, calls in chain(
         _list_gradient_calls(setup, rank),
@@ -169,10 +172,10 @@ def _list_layer_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channe
 
 
 def _list_pipeline_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channel, _Calls]]:
-    """Yield the messages between pipeline stages: a stage's output, T h e bytes, and its gradient back.
+    """Yield the messages between pipeline stages: a stage's output, T*h*e bytes, and its gradient back.
 
     T counts tokens, h features, and e bytes per element. If embedding and output layer share a weight but are on
-    different ranks, their gradients are summed: an all_reduce of V h e bytes (V: size of the vocabulary) between two
+    different ranks, their gradients are summed: an all_reduce of V*h*e bytes (V: size of the vocabulary) between two
     ranks, or of the shards of ZeRO.
     """
     sends, m = _Channel("pp", "send", ("pp",)), setup.microbatches

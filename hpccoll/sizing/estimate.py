@@ -36,7 +36,7 @@ class StepTime:
 
     @property
     def bubble(self) -> float:
-        """The idle fraction of the pipeline: idle time over idle time and computation."""
+        """The idle fraction of the pipeline: its idle time divided by the sum of idle and computing time."""
         return self.idle_s / (self.idle_s + self.compute_s)
 
     @property
@@ -106,9 +106,9 @@ def compute_step_time(
     """Return the time of a step, with computation at `efficiency` times the peak rate.
 
     The slowest rank computes the m micro-batches of its stages. The idle time is that of the pipeline schedule, plus
-    the transfers that fill and drain the pipeline, 2 (p-1). Communication hides behind computation as follows:
-    gradients behind the backward pass of the last micro-batch (with ZeRO-2, of all micro-batches); the weights that
-    ZeRO-1 and 2 gather behind a forward pass; ZeRO-3 and the pipeline's messages behind all passes; ring attention
+    the time of 2 (p-1) transfers that fill and drain a pipeline of p ranks. Communication hides behind computation as
+    follows: gradients behind the backward pass of the last micro-batch (with ZeRO-2, of all micro-batches); the weights
+    that ZeRO-1 and 2 gather behind a forward pass; ZeRO-3 and the pipeline's messages behind all passes; ring attention
     behind the core of attention. Tensor, sequence and expert parallelism are on the critical path, and do not hide.
     """
     rate, m = efficiency * require_capacity(machine, "peak_flop_per_s"), setup.microbatches

@@ -8,7 +8,7 @@ Causal masks are ignored, as in the published formula: attention counts all s ke
 masked on average. For GPT, a step of B samples takes 72 B L s h^2 (1 + s/(6h) + V/(12hL)) FLOPs: Narayanan et al.,
 SC 2021, arXiv 2104.04473, appendix, without the recomputation; also Korthikanti et al., arXiv 2205.05198, appendix A.
 For selective recomputation, Korthikanti et al. state s/(6h) more FLOPs, 2.7 % for GPT-3; repeating the 4 s h FLOPs of
-the forward pass adds a third of that, which is counted here.
+the forward pass adds a third of that, which this module counts.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _simulate_experts(each: Traffic, routing: ExpertRouting, setup: TrainingSetu
     """Return the estimated traffic `each` with the bytes and simulated time of all_to_alls of the rows in `routing`.
 
     In each forward pass, ranks exchange the numbers of rows, send rows to experts and receive the outputs. In each
-    backward pass, the gradients of rows and outputs are sent likewise.
+    backward pass, the gradients of rows and outputs are exchanged in the same way.
     """
     n = each.group
     plan = get_algorithm(Operation.ALL_TO_ALL, ALGORITHMS[each.collective]).plan(n)

@@ -70,7 +70,7 @@ class TrainingProgram:
 class TrainingSetup:
     """A training step to estimate: `batch` samples of `sequence` tokens over all ranks of a mesh.
 
-    Each pipeline runs them in `microbatches` micro-batches.
+    Each pipeline runs its samples in `microbatches` micro-batches.
     """
 
     model: ModelShape
@@ -98,7 +98,7 @@ class TrainingSetup:
 
     @cached_property
     def unsharded(self) -> TrainingSetup:
-        """The same setup without ZeRO."""
+        """This setup, but without ZeRO."""
         return replace(self, zero=0) if self.zero else self
 
     @cached_property
@@ -184,7 +184,7 @@ class TrainingSetup:
     def find_misfit(self) -> str | None:
         """Return an axis of the mesh that does not divide its quantity (such as heads), with a remedy.
 
-        None if all do.
+        The result is None if all axes divide their quantities.
         """
         mesh, sp, per_sampler = self.mesh, self.sequence_parallel_size, self.mesh.samplers * self.microbatches
         divided = (

@@ -75,11 +75,11 @@ def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
 def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """Return the last norm, the output layer and the loss.
 
-    The part keeps the inputs of the last norm and of the output layer, T h e bytes each (T tokens, h features, e bytes
-    of an element), and the logits in float32, 4 T V bytes for a vocabulary of V. The backward pass has the gradients of
-    the logits; with sequence parallelism, it also needs its input and the gradient of its input for all tokens, T h e
-    each. The loss sums one float32 per token over tp three times. Source: Korthikanti et al., arXiv 2205.05198, section
-    4.3.
+    The part keeps the inputs of the last norm and of the output layer, T*h*e bytes each (T tokens, h features, e bytes
+    of an element), and the logits in float32, 4 T*V bytes for a vocabulary of V. The backward pass has the gradients of
+    the logits; with sequence parallelism, the output layer also needs its input and the gradient of its input for all
+    tokens, T*h*e each. The loss sums one float32 per token over tp three times. Source: Korthikanti et al., arXiv
+    2205.05198, section 4.3.
 
     An output layer that shares the weight of the embedding needs a copy of the weight if its rank has no embedding. If
     its rank has the embedding, the output layer's gradient of the weight waits for that of the embedding.
@@ -116,7 +116,7 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """Return the layers of a pipeline stage as one part, with their bytes and FLOPs.
 
     If the schedule computes the gradients of weights later, the inputs and the gradients of outputs of all matrices are
-    kept until then: 4 T h e bytes, 2 T (h + k) e split over tp, and T f e per matrix of the MLP, also split over tp. (T
+    kept until then: 4 T*h*e bytes, 2 T*(h + k)*e split over tp, and T*f*e per matrix of the MLP, also split over tp. (T
     tokens of h features, k of keys, f in the MLP; e bytes per element.)
     """
     activations, tp = compute_layer_activations(model, setup), setup.mesh.tp
@@ -156,9 +156,9 @@ def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: fl
     layer and of attention, queries, keys, values and outputs are alive; their gradients and that of the layer's output
     are in flight, and the gradients of all weights are complete but those of queries, keys and values.
 
-    With its own block of keys and values (2 T k e), ring attention needs three blocks: this one, the next one, and the
-    gradient; and T h e for scaled queries and twice as much for an addend of their gradient. If it computes all scores
-    of a block at once, these and their gradient need a T s e each for a heads and s positions of a rank. Later in its
+    With its own block of keys and values (2 T*k*e), ring attention needs three blocks: this one, the next one, and the
+    gradient; and T*h*e for scaled queries and twice as much for an addend of their gradient. If it computes all scores
+    of a block at once, these and their gradient need a*T*s*e each for a heads and s positions of a rank. Later in its
     backward pass, ring attention has four blocks with two ranks and six with more, as gradients are sent and received,
     too, but half of the scores.
     """
@@ -182,13 +182,13 @@ def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: fl
 def _compute_output(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the bytes of the output of the embedding or of a layer: T tokens of h features, e bytes each.
 
-    Sequence parallelism splits these T h e bytes over tp.
+    Sequence parallelism splits these T*h*e bytes over tp.
     """
     return setup.tokens * model.width * setup.precision.element_bytes / setup.sequence_parallel_size
 
 
 def _compute_waiting(model: TransformerShape, setup: TrainingSetup) -> float:
-    """Return the bytes of a matrix's input that is kept until weights' gradients are computed: T h e.
+    """Return the bytes of a matrix's input that is kept until weights' gradients are computed: T*h*e.
 
     T counts tokens, h features, and e bytes per element.
     """
@@ -207,15 +207,15 @@ class LayerActivations:
 def compute_layer_activations(model: TransformerShape, setup: TrainingSetup) -> LayerActivations:
     """Return a rank's bytes of activations of a layer for a micro-batch of T tokens, with e bytes per element.
 
-    Outside the tensor-parallel layers, a layer keeps 4 T h e bytes (the inputs of two norms, of attention and of the
-    MLP; h features) and with dropout two masks of T h bytes; sequence parallelism splits these over tp. Inside, tp
-    splits T h e for queries, T k e each for keys and values (k features), T h e for the input of the output matrix, and
-    per MLP matrix T f e (f features). The core of attention keeps a T s e for a heads of softmax outputs over s keys,
-    and with dropout a T s (1 + e) for masks and their outputs. A gated MLP of Llama keeps gate, up and their product,
+    Outside the tensor-parallel layers, a layer keeps 4 T*h*e bytes (the inputs of two norms, of attention and of the
+    MLP; h features) and with dropout two masks of T*h bytes; sequence parallelism splits these over tp. Inside, tp
+    splits T*h*e for queries, T*k*e each for keys and values (k features), T*h*e for the input of the output matrix, and
+    per MLP matrix T*f*e (f features). The core of attention keeps a*T*s*e for a heads of softmax outputs over s keys,
+    and with dropout a*T*s*(1 + e) for masks and their outputs. A gated MLP of Llama keeps gate, up and their product,
     and its activation is computed again from the gate; other gated MLPs keep the activation, too.
 
-    For GPT (k = h, f = 4h, e = 2): T h (10 + 24/tp + 5 a s/(h tp)), and T h (34/tp + ...) with sequence parallelism.
-    Selective recomputation drops the core, as FlashAttention does; full recomputation keeps only the input, 2 T h.
+    For GPT (k = h, f = 4h, e = 2): T*h (10 + 24/tp + 5 a*s/(h*tp)), and T*h (34/tp + ...) with sequence parallelism.
+    Selective recomputation drops the core, as FlashAttention does; full recomputation keeps only the input, 2 T*h.
     Source: Korthikanti et al., arXiv 2205.05198, section 4 and table 2.
     """
     e, tokens, tp = setup.precision.element_bytes, setup.tokens, setup.mesh.tp
@@ -233,10 +233,10 @@ def compute_layer_activations(model: TransformerShape, setup: TrainingSetup) -> 
 
 
 def _compute_mlp_activations(model: TransformerShape, setup: TrainingSetup) -> float:
-    """Return the bytes inside the MLP of a layer for a micro-batch of T tokens: per matrix T f e, split over tp.
+    """Return the bytes inside the MLP of a layer for a micro-batch of T tokens: per matrix T*f*e, split over tp.
 
     A mixture of experts keeps the features of each row that its experts receive, the row itself, and the outputs that
-    return for the rank's tokens, h e per row.
+    return for the rank's tokens, h*e bytes per row.
     """
     e = setup.precision.element_bytes
     features = (model.mlp_matrices + model.gated) * model.mlp_width * e / setup.mesh.tp
@@ -260,11 +260,11 @@ def _count_expert_rows(model: TransformerShape, setup: TrainingSetup) -> tuple[f
 def _compute_layer_gradients(model: TransformerShape, setup: TrainingSetup) -> float:
     """Return the most bytes of gradients of activations that the backward pass of a layer needs at the same time.
 
-    The bytes are those of the gradients of the MLP's output, T h e, and of its hidden features, T f e (twice if it is
-    gated), for T tokens, h features, f hidden features, and e bytes per element. With sequence parallelism, a rank has
-    the first for its own tokens, and gathers it for all tokens, T h e more.
+    A rank has T tokens, and the MLP has h features and f hidden features of e bytes. The gradient of the MLP's output
+    has T*h*e bytes, and that of its hidden features T*f*e / tp bytes (twice that if the MLP is gated). With sequence
+    parallelism, a rank has T*h*e / tp bytes for its own tokens, and gathers T*h*e bytes more, for all tokens.
 
-    A mixture of experts first has three gradients of h e bytes per row of its tokens: of the weighted output, of the
+    A mixture of experts first has three gradients of h*e bytes per row of its tokens: of the weighted output, of the
     output, and of the weight before its sum over features. Later in its backward pass, a rank has the gradients of the
     rows that it received and of the hidden features of one expert, when the returned outputs have been freed.
     """
@@ -283,7 +283,7 @@ def _list_reductions(
 ) -> list[PartTraffic]:
     """Return the traffic of a part of the model over the ranks of tp for a micro-batch; empty if tp is 1.
 
-    Each call moves the activations of all T tokens: T h e bytes, for h features of e bytes. Sequence parallelism
+    Each call moves the activations of all T tokens: T*h*e bytes, for h features of e bytes. Sequence parallelism
     replaces each all_reduce by an all_gather and a reduce_scatter, and gathers the inputs of some matrices once more in
     the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
@@ -315,7 +315,7 @@ def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterat
     active expert that processes it. With sequence parallelism, it gathers the router's outputs, T E e, as well, but no
     inputs in the backward pass.
 
-    Ring attention sends 2 T k e bytes, the keys and values of a rank, around the ring of n ranks in n - 1 sends in the
+    Ring attention sends 2 T*k*e bytes, the keys and values of a rank, around the ring of n ranks in n - 1 sends in the
     forward pass, again in the backward pass, and again if the forward pass is recomputed. The gradients of keys and
     values follow in the backward pass: n - 1 sends. Source: Liu, Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
     """
@@ -343,7 +343,7 @@ def _make_exchange(model: TransformerShape, setup: TrainingSetup) -> PartTraffic
 
     Tokens go to the ranks of their experts and back, and so do their gradients.
 
-    Each of the 4 all_to_all calls per layer (6 if the forward pass is recomputed) moves T h e bytes for each active
+    Each of the 4 all_to_all calls per layer (6 if the forward pass is recomputed) moves T*h*e bytes for each active
     expert, of which (n-1)/n go to other ranks if tokens choose experts evenly (Lepikhin et al., GShard, arXiv
     2006.16668). A counted routing replaces this by its rows: half of the calls send rows to experts, half back.
     Each rank of tp sends whole tokens. Before the tokens, another all_to_all of each forward pass sends the number of

@@ -41,7 +41,10 @@ class SupplyCheck:
         return sum(self.supplies.values())
 
     def count_missing(self, capacities: Mapping[Arc, int], most: int) -> int:
-        """Return how many units the rank with the least flow cannot receive, or `most` if at least that many."""
+        """Return how many units the rank with the least flow cannot receive.
+
+        If a result is at least `most`, other ranks may lack more units.
+        """
         start = self.size
         supplied = {(start, source): units for source, units in self.supplies.items()}
         graph = make_flow_graph(self.size + 1, {**capacities, **supplied}, self.total)

@@ -31,7 +31,7 @@ class Forest:
 
     Args:
         network: the network that the trees use.
-        trees: the trees; those of a root have `units` together.
+        trees: the trees; the multiplicities of the trees of a root add up to `units`.
         units: the number of trees of each root, counted with their multiplicities.
         seconds_per_byte: the time per byte of a source's data in which each link carries the bytes of its trees.
         routes: the routes of the messages between two ranks, with the units of trees that take them.

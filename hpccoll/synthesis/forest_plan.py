@@ -2,8 +2,8 @@
 
 The data of a source is cut into `units` shares, one per tree, and each share into `pieces` pieces. Piece c of a tree
 crosses a link of depth d (0 at the root) in round d + c. In each round, all messages from one rank to another one are
-joined, so no link carries more than the bytes of its trees for one piece. In time per byte, such a plan approaches the
-optimum of the network by a factor 1 + (height - 1) / pieces or better.
+joined, so no link carries more than the bytes of its trees for one piece. In time per byte, a plan of pieces approaches
+the optimum of the network by a factor 1 + (height - 1) / pieces or better.
 
 All_gather and broadcast send down the trees. Reduce_scatter and reduce are the same plans reversed, with additions.
 All_reduce is a reduce_scatter followed by an all_gather.
@@ -43,7 +43,7 @@ def synthesize(
         pieces: the number of pieces into which the share of a tree is cut.
 
     Raises:
-        NetworkError: the network does not connect its ranks, or the operation has no such plan.
+        NetworkError: the network does not connect its ranks, or the operation has no plan of trees.
     """
     is_pair = operation is Operation.ALL_REDUCE
     halves = [Operation.REDUCE_SCATTER, Operation.ALL_GATHER] if is_pair else [operation]

@@ -89,7 +89,7 @@ def read_nccl_topology(text: str, name: str, nodes: int = 1) -> Network:
     """Return the network of `nodes` nodes that the XML in `text` describes; error messages call the file `name`.
 
     Raises:
-        NetworkError: `text` is not such a file, or it names no two GPUs.
+        NetworkError: `text` is not a topology file of NCCL or RCCL, or it names no two GPUs.
     """
     root = _parse(text, name)
     network = NetworkBuilder(name)

@@ -1,6 +1,6 @@
 """The backend that torch.distributed from 2.14 takes: a Python subclass of torch's C++ class `c10d::Backend`.
 
-Torch keeps the process group itself. It composes backends ("cpu:hpccoll,cuda:nccl"), splits groups, and calls hooks,
+Torch keeps the process group itself. Torch composes backends ("cpu:hpccoll,cuda:nccl"), splits groups, and calls hooks,
 such as those of its flight recorder, around each operation of a backend.
 """
 
@@ -64,7 +64,7 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
 
     @property
     def options(self) -> Any:
-        """Torch's options of this backend."""
+        """The object with the options of this backend, as torch defines them."""
         return self._options
 
     def set_timeout(self, timeout: timedelta) -> None:

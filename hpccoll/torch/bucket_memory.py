@@ -61,8 +61,8 @@ def move(storage: Any) -> None:
 def is_called_by_backward() -> bool:
     """Whether torch's backward pass (in C++) called the caller of this function directly, as for a DDP bucket.
 
-    The wrapper that `show_operations` puts around operations may be between them. No frame is kept in a variable,
-    because it would keep all tensors of the call alive.
+    The wrapper that `show_operations` puts around operations may be between the backward pass and the caller. No frame
+    is kept in a variable, because it would keep all tensors of the call alive.
     """
     caller = sys._getframe(1).f_back  # noqa: SLF001 - documented, and faster than the module inspect
     if caller is not None and caller.f_code.co_qualname == WRAPPER:

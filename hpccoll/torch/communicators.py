@@ -30,9 +30,9 @@ CLOSE_LIMIT_S: Final = 10.0
 def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Communicator:
     """Return a communicator of some ranks of the MPI job, in their order; collective over these ranks.
 
-    Operations in flight advance while this waits. In a job that goes on after the death of a rank (`mpirun --with-ft
-    ulfm`), operations then raise an error that names the rank. With TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks compare
-    their arguments before each collective.
+    Operations in flight advance while this function waits. In a job that goes on after the death of a rank (`mpirun
+    --with-ft ulfm`), operations then raise an error that names the rank. With TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks
+    compare their arguments before each collective.
 
     Args:
         ranks: ranks of MPI.COMM_WORLD.
@@ -58,7 +58,7 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
 
 
 def _open_after_death(own_world: MPI.Intracomm, ranks: Sequence[int], name: str) -> Communicator:
-    """Return a communicator of all living ranks of the MPI job, after the death of others; collective over them.
+    """Return a communicator of all living ranks of the MPI job, after the death of others; collective over these ranks.
 
     Raises:
         UsageError: `ranks` are not all living ranks in their order; MPI makes no other group after a death.
@@ -76,9 +76,9 @@ def _open_after_death(own_world: MPI.Intracomm, ranks: Sequence[int], name: str)
 def close_communicator(comm: Communicator, *, usable: bool) -> None:
     """Close a communicator if all its ranks call this function with `usable=True`; collective.
 
-    Otherwise the communicator stays open until the process ends, and the function returns after CLOSE_LIMIT_S seconds
-    at the latest. A program that destroys its groups on some ranks only, or after a timeout on some ranks, therefore
-    ends. After the death of a rank, the function waits for no other rank.
+    If some rank does not call it so, the communicator stays open until the process ends, and the function returns after
+    CLOSE_LIMIT_S seconds at the latest. A program that destroys its groups on some ranks only, or after a timeout on
+    some ranks, therefore ends. After the death of a rank, the function waits for no other rank.
     """
     if comm.lost_ranks:
         comm.discard()

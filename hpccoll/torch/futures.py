@@ -61,7 +61,8 @@ class FutureCompleter:
     def can_take_over(self) -> bool:
         """Whether this object's thread can complete an operation that the calling thread has started.
 
-        False if MPI allows calls by one thread only, and in a continuation, which runs in this object's thread.
+        The result is false if MPI allows calls by one thread only, and in a continuation, which runs in this object's
+        thread.
         """
         return threading.current_thread() is not self._thread and is_thread_safe()
 
@@ -90,7 +91,7 @@ class FutureCompleter:
     def wait_for_dropped(self, comm: Any) -> None:
         """Block until those operations of the communicator `comm` are complete whose handles nobody has kept.
 
-        An asynchronous barrier calls it, and records the wait as its own.
+        An asynchronous barrier calls this method, and records the wait as a wait of the barrier.
         """
         for work in list(self._dropped):
             if work.comm is comm and not work.is_completed():

@@ -95,7 +95,7 @@ class MonitoredBarrier:
     def _forget(self) -> None:
         """Delete the keys that no rank reads any more; on rank 0.
 
-        These are the keys of the other ranks in this barrier, and that of rank 0 in the barrier before.
+        The deleted keys are those of the other ranks in this barrier, and that of rank 0 in the barrier before.
         """
         with suppress(RuntimeError):  # some stores keep their keys
             for rank in range(1, self.size):

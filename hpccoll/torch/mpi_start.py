@@ -18,7 +18,7 @@ REMEDIES: Final = {
 
 
 def initialize_mpi(timeout: timedelta, caller: str = INIT) -> None:
-    """Initialize MPI unless this was done before; kill this process with a message if it takes longer than `timeout`.
+    """Initialize MPI unless this was done before; kill this process with a message after `timeout`.
 
     MPI_Init waits for all ranks of the MPI job, and cannot be interrupted. `caller` is the function that the user has
     called, a key of `REMEDIES`, for the message.

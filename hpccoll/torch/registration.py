@@ -30,8 +30,8 @@ def register() -> None:
 def _create_group(options: Any, backend_options: Any) -> Any:
     """Initialize MPI and return torch's new group: a process group (torch up to 2.13) or a backend (from 2.14).
 
-    Torch calls it on the ranks of the group; collective over them. `options` are torch's description of the group, and
-    `backend_options` the user's `pg_options`, or None.
+    Torch calls the function on the ranks of the group, over which it is collective. `options` are torch's description
+    of the group, and `backend_options` the user's `pg_options`, or None.
     """
     from hpccoll.torch.mpi_start import initialize_mpi
 

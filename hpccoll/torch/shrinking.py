@@ -58,7 +58,7 @@ class Shrinkable:
         """
 
     def _open_smaller(self, left: tuple[int, ...], excluded: Sequence[int]) -> Communicator:
-        """Return a communicator of the ranks `left` of this group; collective over them.
+        """Return a communicator of the ranks `left` of this group; collective over these ranks.
 
         `excluded` are the other ranks. After a death, UsageError is raised unless `excluded` are the dead ranks.
         """
@@ -110,8 +110,8 @@ def _shrink(comm: Communicator, ranks: tuple[int, ...]) -> tuple[Communicator, t
 def let_torch_shrink_process_groups() -> None:
     """Let torch's `shrink_group` accept a process group of Python in the place of a backend.
 
-    Torch up to 2.13 can make a process group only over a backend written in C++. Its function
-    `_create_shrunk_process_group` is replaced by one that returns a shrunk process group of Python as it is.
+    Torch up to 2.13 can make a process group only over a backend written in C++. Torch's
+    function `_create_shrunk_process_group` is replaced by one that returns a shrunk process group of Python as it is.
     """
     module = dist.distributed_c10d
     create: Callable[..., Any] | None = getattr(module, CREATE, None)

@@ -56,7 +56,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no typ
         weakref.finalize(storage, self._remove_storage, address, number, nbytes).atexit = False
 
     def _remove_storage(self, address: int, number: int, nbytes: int) -> None:
-        """Log that the storage with this address and number was freed; -1 is the number of older storages."""
+        """Log that a storage was freed; `number` is -1 if it existed before the context manager's body."""
         self._numbers.pop(address, None)
         if number >= 0:
             self.events.append((number, -nbytes))

@@ -179,7 +179,7 @@ def _write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def _read_manifest(directory: Path) -> CheckpointManifest:
-    """Return the manifest of the checkpoint in `directory`, whose files it has compared with their sizes and checksums.
+    """Return the manifest of the checkpoint in `directory`, after comparing all files with their sizes and checksums.
 
     Raises:
         DamagedCheckpointError: the manifest or a file is missing, or does not have the recorded contents.

@@ -48,7 +48,7 @@ INITIAL_DEVIATION = 0.02  # of weights, as in GPT-2
 def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
     """Return the numbers of the experts that a rank holds, the same in each block.
 
-    Empty without a mixture of experts.
+    The range is empty without a mixture of experts.
     """
     count = model.experts.count if model.experts else 0
     own = split_evenly(count, mesh.ep)[mesh.get_coordinates(rank)["ep"]]
@@ -56,7 +56,7 @@ def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
 
 
 def list_stage_names(model: GptConfig, mesh: Mesh, stage: int, experts: range) -> list[str]:
-    """Return the names of a pipeline stage's parameters in the order of use; of all experts, only `experts`."""
+    """Return the names of a pipeline stage's parameters in the order of use; of experts, only `experts`."""
     blocks = split_evenly(model.layers, mesh.stages)[stage]
     own = ["embedding.weight", "position.weight"] if stage == 0 else []
     every = list(model.list_shapes())
@@ -159,7 +159,7 @@ class GptLayers(RankLayers[GptConfig]):
         """Return the weighted sums of the experts' outputs: (b, t/sp, h) -> (b, t/sp, h); collective over ep and tp.
 
         b counts samples, t positions, h features, and sp the ranks that share the tokens. All tensor-parallel ranks
-        route the same tokens. Without gradients, no token is dropped.
+        route the same tokens. In evaluation (without gradients), no token is dropped.
         """
 
         def apply(name: str, own: Any) -> Any:
@@ -353,8 +353,8 @@ def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: An
 def _weigh_experts(config: ExpertConfig, logits: Any, cp: int) -> tuple[Any, Any]:
     """Return the factor of each token and expert (b, t, E), and the load-balancing loss, a scalar.
 
-    `logits` (b, t, E) are the router's. The positions of each of `cp` ranks are routed by themselves; the loss is the
-    mean over these groups.
+    `logits` (b, t, E) are the outputs of the router. The positions of each of `cp` ranks are routed by themselves; the
+    loss is the mean over these groups.
     """
     factors, losses = torch.zeros_like(logits), []
     for index in range(cp):
@@ -368,8 +368,8 @@ def _weigh_experts(config: ExpertConfig, logits: Any, cp: int) -> tuple[Any, Any
 def _weigh_experts_of_group(config: ExpertConfig, logits: Any) -> tuple[Any, Any]:
     """Return the factor of each token and expert (n, E), mostly 0, and the load-balancing loss of a group of n tokens.
 
-    `logits` (n, E) are the router's. This function counts the place of a token at its expert by a cumulative sum, as
-    GShard does; `route_tokens` sorts.
+    `logits` (n, E) are the outputs of the router. This function counts the place of a token at its expert by a
+    cumulative sum, as GShard does; `route_tokens` sorts.
     """
     probabilities = logits.softmax(1)  # (n, E)
     weights, chosen = probabilities.topk(config.top_k, 1)  # (n, k) each

@@ -144,7 +144,7 @@ def _name_track(event: Mapping[str, Any]) -> str:
 def _find_shift_us(activities: Iterable[Activity], events: Iterable[Mapping[str, Any]]) -> float:
     """Return the microseconds to add to the times of torch's `events`, so that torch's steps begin with the log's.
 
-    A logged step begins slightly after torch has noted its begin, so that the smallest difference is the most precise.
+    The log notes the begin of a step slightly after torch does, so the smallest difference of both is the most precise.
     """
     begins = {activity.name: activity.begin_s for activity in activities if activity.kind is ActivityKind.STEP}
     marked = [event for event in events if event["cat"] == "user_annotation" and event["name"] in begins]

@@ -114,8 +114,8 @@ class RankLayers(ABC, Generic[ConfigT]):
         self.shards = model.list_shards(mesh, rank)
         self.parameters = [x.requires_grad_() for x in copy_shards(self.shards, full, device)]
         self._by_name = {shard.name: x for shard, x in zip(self.shards, self.parameters, strict=True)}
-        # Runs a part: called with the numbers of stage and part, the function to run, and its input. Set before the
-        # first pass.
+        # `run_part` runs a part; its arguments are the numbers of stage and part, the function to run, and its input.
+        # `run_part` is set before the first pass.
         self.run_part: Callable[[int, int, Callable[[Any], Any], Any], Any]
         self.parts = {stage: self._list_parts(stage) for stage in mesh.list_stages(rank)}
         self.stages = {stage: self._make_stage(stage) for stage in self.parts}

@@ -37,7 +37,7 @@ class RankStep(NamedTuple):
 def list_sent_bytes(groups: Sequence[AxisGroup], axes: Sequence[str]) -> list[float]:
     """Return the bytes that this rank has sent since the last reset, for each group (`axes` names it) and operation.
 
-    The order is that of `axes` and, for each, of OPERATIONS.
+    The order is that of `axes` and, for each axis, that of OPERATIONS.
     """
     by_axis = {group.axis: group.sent_bytes for group in groups}
     return [by_axis.get(axis, {}).get(operation, 0.0) for axis, operation in product(axes, OPERATIONS)]

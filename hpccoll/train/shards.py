@@ -37,6 +37,6 @@ def find_expert(name: str) -> int | None:
 
 
 def copy_shards(shards: Sequence[ParameterShard], full: Mapping[str, Any], device: Any) -> list[Any]:
-    """Return copies on `device` of the given shards of the full tensors `full`, which are by name."""
+    """Return copies on `device` of the given shards of the full tensors, which `full` has by name."""
     contiguous = torch.contiguous_format
     return [full[shard.name][shard.slices].clone(memory_format=contiguous).to(device) for shard in shards]

@@ -364,7 +364,7 @@ class Trainer:
     def _find_duplicates(self) -> set[Any]:
         """Return the parameters whose shards another rank counts in the gradient norm; local.
 
-        The first rank of the shard's group of replicas has a copy of such a shard (`ParameterShard.is_copy`).
+        The first rank of the shard's group of replicas has the copy that is not counted (`ParameterShard.is_copy`).
         """
         first_ranks = {shard.name: self._get_replicas(shard).ranks[0] for shard in self.layers.shards}
         copies = {

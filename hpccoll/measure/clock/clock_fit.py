@@ -25,8 +25,8 @@ def fit_weighted_exchanges(measured: PingPongs) -> ClockModel:
 def drop_doubtful_drift(fitted: ClockModel, measured: PingPongs) -> ClockModel:
     """Return the model `fitted` without its drift, if messages that became slower one way could have caused the drift.
 
-    During the measurement, such messages can shift the offset by up to the fastest round trip. This function is for two
-    ranks of a node: both read the same clock, so the true drift between them is zero.
+    Messages that became slower one way shift the offset by up to the fastest round trip during the measurement. This
+    function is for two ranks of a node: both read the same clock, so the true drift between them is zero.
     """
     span_s = float(np.ptp(measured.middles_s))
     if abs(fitted.drift) * span_s > float(measured.round_trips_s.min()):
@@ -37,7 +37,7 @@ def drop_doubtful_drift(fitted: ClockModel, measured: PingPongs) -> ClockModel:
 def summarize_batches(measured: PingPongs) -> tuple[Times, Times, Times]:
     """Return three arrays in seconds, with an element per batch: time, clock difference, and its standard deviation.
 
-    They are weighted means over the ping-pongs of the batch, in which fast ones weigh most.
+    The values are weighted means over the ping-pongs of the batch, in which fast ping-pongs weigh most.
     """
     trips_s = measured.round_trips_s
     deviations_s = compute_deviations_s(trips_s, float(trips_s.min()))
@@ -63,7 +63,7 @@ def fit_usual_round_trip(measured: PingPongs) -> ClockModel:
 def fit_offset_bounds(measured: PingPongs) -> ClockModel:
     """Return a model of the clock difference of two ranks without drift: the middle of the offsets that are possible.
 
-    This is SKaMPI's scheme.
+    The scheme is that of SKaMPI.
 
     The client sends before the reference answers, and receives after it, so each exchange bounds the offset from both
     sides.

@@ -1,7 +1,7 @@
 """The common clock of a job: the clock of the host if all ranks are on one node, else a synchronised clock.
 
 All processes of a host read the same clock (CLOCK_MONOTONIC on Linux), so ranks of one node need no synchronisation.
-The error is measured by messages in either case.
+The error of the common clock is measured by messages, also on one node.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ LocalClock: TypeAlias = Callable[[], float]
 class SkewedClock:
     """A local clock that differs from `base` by an offset, and by a drift that starts at 0 when the clock is made.
 
-    With such a clock on each rank, synchronization can be tested on one machine, where all ranks read the same clock.
+    With a skewed clock on each rank, synchronization can be tested on one machine, where all ranks read the same clock.
     """
 
     offset_s: float

@@ -94,11 +94,11 @@ class BatchPlan:
     limit_s: float = float("inf")
 
     def needs_more(self, begun_s: Sequence[float], best_s: Sequence[float], fastest_s: float) -> bool:
-        """Whether more batches should be measured.
+        """Whether to measure more batches of ping-pongs.
 
         Args:
             begun_s: the times at which the batches so far began.
-            best_s: the fastest round trip of each of them.
+            best_s: the fastest round trip of each of these batches.
             fastest_s: the fastest round trip of all, also of earlier measurements.
         """
         made = len(best_s)
@@ -217,7 +217,8 @@ class PingPongPartner:
 def compute_deviations_s(round_trips_s: Times, fastest_s: float) -> Times:
     """Return how precise the clock differences from ping-pongs are, as standard deviations in seconds.
 
-    `round_trips_s` are their round trips, and `fastest_s` is the fastest of the pair: slower ones are less precise.
+    Slower ping-pongs are less precise: `round_trips_s` are their round trips, and `fastest_s` is the fastest of the
+    pair.
     """
     return np.hypot(JITTER * fastest_s, DELAY_SHARE * (round_trips_s - fastest_s))
 

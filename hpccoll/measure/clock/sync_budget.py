@@ -14,7 +14,7 @@ SHARE = 0.1
 class SyncBudget:
     """Counts the time spent on synchronizing clocks, and limits it to a `share` of the process's time so far; local.
 
-    Ranks may count differently; callers use rank 0's answers on all ranks.
+    Ranks may count different times, so callers use rank 0's answers on all ranks.
     """
 
     def __init__(self, share: float = SHARE) -> None:

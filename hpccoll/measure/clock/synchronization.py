@@ -2,9 +2,9 @@
 
 In HCA3, a rank is a client once, and then serves other ranks with its own global clock, so that p ranks need log2(p)
 rounds. Ranks that are not measuring sleep: a rank that waits in MPI keeps its core busy, and the ping-pongs of ranks
-that share this core would take milliseconds. For the same reason, only one pair measures at a time if there are more
-ranks than cores. Ranks of a node read the same clock. A measured drift between two such ranks is dropped if unequal
-message times could have caused it.
+that share this core would take milliseconds. If there are more ranks than cores, only one pair measures at a time,
+because pairs would share cores. Ranks of a node read the same clock. A measured drift between two ranks of a node is
+dropped if unequal message times could have caused it.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Measurement:
     def _fit(self, reference: int, clock: ClockModel) -> None:
         """Fit the model of this rank's clock to its ping-pongs with rank `reference`.
 
-        `clock` maps the clock of that rank to the global clock.
+        `clock` maps the clock of rank `reference` to the global clock.
         """
         measured = self.measured
         if measured is None:

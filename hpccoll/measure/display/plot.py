@@ -160,7 +160,10 @@ def _draw_curve_with_band(
 
 
 def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
-    """Set a panel's heading, grid and logarithmic scales, and the ticks of its horizontal axis, at `sizes` in bytes."""
+    """Set a panel's heading, grid and logarithmic scales, and the ticks of its horizontal axis.
+
+    Labelled ticks are at powers of two, and ticks without labels at the message sizes `sizes`, in bytes.
+    """
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     axes.set_xscale("log", base=2)
@@ -183,7 +186,7 @@ def _format_x_axis(axes: Axes, heading: str, sizes: Sequence[int]) -> None:
 def _format_y_axis(axes: Axes, setting: TableKey) -> None:
     """Set the ticks of a panel's vertical axis, or write into the panel why it has no curves.
 
-    Call it after the curves are drawn. `setting` is the operation, type and number of ranks of the panel.
+    Call this function after the curves are drawn. `setting` is the operation, type and number of ranks of the panel.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

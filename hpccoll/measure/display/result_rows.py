@@ -40,7 +40,8 @@ _LONGEST_SELECTION = len("hierarchical_doubling")  # of what `auto` selects; a l
 class RowColumn(NamedTuple):
     """A column of the rows that `hpccoll bench` prints.
 
-    On a narrow terminal, columns are left out by `drop_priority`, the largest first; those with 0 never are.
+    On a narrow terminal, columns are left out by `drop_priority`, the largest first; columns with priority 0 are always
+    printed.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""The colour and marker of each implementation in charts; the plot of `hpccoll bench` and the report use the same.
+"""The colour and marker of each implementation in charts, in the plot of `hpccoll bench` and in the report.
 
 MPI, NCCL, Gloo and torch-hpccoll always have the same colour and marker. Of all other implementations, `auto` and those
-that are the fastest at some message size have a colour. If an operation has more than MAX_COLOURED of these, those that
-are the fastest at most sizes have a colour. All others are grey. Within one operation no two implementations share a
-colour, except the grey ones.
+that are the fastest at some message size have a colour. If an operation has more than MAX_COLOURED of these, only those
+that are the fastest at most sizes have a colour. All implementations without a colour are grey. Within one operation no
+two implementations share a colour, except the grey ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_COLOURED = 7
 _LIBRARY_MARKERS = {"mpi": "hexagon", "nccl": "star", "gloo": "thin", "torch-hpccoll": "pentagon"}
 LIBRARIES = tuple(_LIBRARY_MARKERS)
 _MARKERS = ("circle", "square", "up", "diamond", "down", "plus", "cross", "left", "right", "pentagon")
-# These algorithms have the same colour in most charts; the numbers are indices of colours and markers.
+# Indices of the colours and markers that the most frequent algorithms have in most charts.
 _PREFERRED = {"auto": 0, "ring": 1, "double_tree": 2, "recursive_doubling": 3, "tree": 4, "rabenseifner": 5, "swing": 6}
 
 
@@ -97,7 +97,7 @@ def _assign_indices(
 ) -> dict[Implementation, int]:
     """Return a colour index for each implementation, all different.
 
-    It is the index in `earlier` (of an earlier operation), else the implementation's preferred one, else a free one.
+    The index is that in `earlier` (of an earlier operation), else the implementation's preferred one, else a free one.
     """
     assigned: dict[Implementation, int] = {}
     free = list(range(MAX_COLOURED))

@@ -122,7 +122,7 @@ class MeasuredCase:
     def ratio_to_mpi(self, name: Implementation) -> Interval | None:
         """Return the time of engine `mpi` divided by that of `name`, both medians, with its 95 % interval.
 
-        It is None for `mpi` itself, or if `mpi` was not measured.
+        The result is None for `mpi` itself, or if `mpi` was not measured.
         """
         reference = self.records.get(Implementation(REFERENCE, None, name.library))
         return None if reference is None or name.engine == REFERENCE else compute_ratio(self.records[name], reference)
@@ -175,7 +175,7 @@ class MeasuredCase:
 def get_choice(record: CollectiveRecord) -> str:
     """Return what a record measured, in one word: an algorithm of hpccoll, such as `ring`, or `mpi`, `gloo`, ...
 
-    For `auto`, it is the algorithm that `auto` selected.
+    For a record of `auto`, return the algorithm that `auto` selected.
     """
     if record.engine != OWN:
         return record.engine

@@ -1,7 +1,7 @@
 """Reads and writes result files (JSON Lines) record by record, so that a killed run loses no finished record.
 
 Each record is one line, flushed before the next case is measured. A run that is killed while it writes a record leaves
-an incomplete last line, and writers that resume a file remove such a line. Two jobs may append to one file, such as a
+an incomplete last line, which writers that resume the file remove. Two jobs may append to one file, such as a
 requeued job and the one that SLURM believes lost: each line is appended under a lock, and never into another line.
 Readers skip and report damaged lines. A file that hpccoll did not write raises UsageError and stays unchanged.
 """

@@ -62,8 +62,8 @@ def _format_names(fastest: FastestRange[Implementation]) -> str:
     return f"{first.label} (tied: {', '.join(listed)}{f' and {more} more' if more else ''})"
 
 
-def _shorten_names(fastest: FastestRange[Implementation]) -> str:
-    """Return the name of the fastest implementation in a range of sizes, and the number of those that tie with it."""
+def _format_fastest(fastest: FastestRange[Implementation]) -> str:
+    """Return the fastest implementation in a range of sizes as text, such as `ring (tied with 2)`."""
     first, *tied = fastest.names
     return f"{first.label} (tied with {len(tied)})" if tied else first.label
 
@@ -130,7 +130,7 @@ def _describe_extremes(cases: Sequence[MeasuredCase]) -> str:
     for op, members in list(by_operation.items())[:_MAX_OPERATIONS]:
         ranges = find_fastest_ranges(members, lambda case: case.tied)
         ends = [ranges[0], *ranges[1:][-1:]]
-        named = (f"{_shorten_names(end)} {_format_sizes(end)}" for end in ends)
-        parts.append(f"{op}: fastest is {' and '.join(named) if members[-1].nbytes else _shorten_names(ends[0])}")
+        named = (f"{_format_fastest(end)} {_format_sizes(end)}" for end in ends)
+        parts.append(f"{op}: fastest is {' and '.join(named) if members[-1].nbytes else _format_fastest(ends[0])}")
     hidden = len(by_operation) - len(parts)
     return "; ".join(parts) + (f"; and {hidden} more operation{'s' * (hidden > 1)}" if hidden else "")

@@ -60,7 +60,7 @@ def format_footer(cases: Sequence[MeasuredCase]) -> str:
     """Return two lines like the last of nccl-tests: wrong elements, and the bus bandwidth, averaged over message sizes.
 
     Without a right result there is no second line. The second line begins with the bandwidth of `auto`; without `auto`,
-    with that of the fastest at each size.
+    it begins with the bandwidth of the fastest at each size.
     """
     rows = [row for case in cases for row in case.rows]
     wrong = sum(row.wrong or 0 for row in rows)

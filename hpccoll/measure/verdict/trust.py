@@ -91,7 +91,7 @@ def _describe_clear_winners(cases: Sequence[MeasuredCase]) -> str:
 def _describe_starts(rows: Sequence[CollectiveRecord], conditions: RunConditions) -> str:
     """Return a sentence: how iterations started, how wrong the clock was, and how many iterations were discarded.
 
-    It is empty if the records do not state it.
+    The sentence is empty if the records do not state how iterations started.
     """
     windows = [row for row in rows if row.start is StartMethod.WINDOW]
     barriers = [row for row in rows if row.start is StartMethod.BARRIER and row.ranks > 1]

@@ -151,7 +151,7 @@ def _column_names_height(layout: GridLayout) -> float:
 def draw_panel(layout: GridLayout, frame: Frame, at: XY) -> list[SceneShape]:
     """Return the shapes of the panel that shows `frame`, with names, messages and grid.
 
-    `at` is its upper left corner.
+    `at` is the upper left corner of the panel.
     """
     x, y = at
     left, top = x + MARGIN, y + panel_height(layout, frame) - layout.height

@@ -54,8 +54,7 @@ def _slice_event(piece: Slice) -> dict[str, Any]:
 
 def _arrow_events(number: int, message: TimelineMessage) -> list[dict[str, Any]]:
     """Return the two trace events that draw a message as an arrow; `number` identifies the arrow."""
-    # Viewers attach an arrow to the activity in which the arrow ends.
-    # An arrow therefore has to end just before the activity of its receiver ends.
+    # An arrow ends just before the end of the receiving activity: viewers attach it to the activity in which it ends.
     end = message.received_us - 0.01 * (message.received_us - message.sent_us)
     both = {"name": "message", "cat": "message", "id": number, "pid": 0}
     return [

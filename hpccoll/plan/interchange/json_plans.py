@@ -154,7 +154,7 @@ class _JsonReader:
     def fields(self, value: Any, keys: Sequence[str], where: str) -> list[Any]:
         """Return the values of a JSON object in the order of `keys`.
 
-        Raises UsageError unless its keys are exactly `keys`.
+        Raises UsageError unless the keys of the object are exactly `keys`.
 
         `where` is the key of the object for error messages.
         """
@@ -257,7 +257,7 @@ class _JsonReader:
     def chunks(self, value: Any, where: str, chunks: int) -> tuple[int, ...]:
         """Return the list `value` as a tuple.
 
-        Raises UsageError unless its entries are integers from 0 to `chunks` - 1.
+        Raises UsageError unless the entries of `value` are integers from 0 to `chunks` - 1.
         """
         listed = self.items(value, where)
         return tuple(self.integer(chunk, f"{where}[{i}]", 0, chunks - 1) for i, chunk in enumerate(listed))

@@ -177,7 +177,7 @@ class _ProgramRunner:
     def send(self, rank: int, action: SendAction) -> int | None:
         """Execute a send of `rank`; return its destination, which may now continue.
 
-        None if an earlier attempt has sent the message already.
+        The result is None if an earlier attempt has sent the message already.
         """
         if self.posted[rank]:
             return None

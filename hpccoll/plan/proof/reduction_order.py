@@ -20,7 +20,7 @@ _MIXED = -(2**40)  # first rank of a chunk whose data is not reduced in rank ord
 def keeps_rank_order(plan: Plan) -> bool:
     """Whether a plan reduces each output chunk in the order of ranks, as operators that do not commute need.
 
-    The plan must be one that `check` accepts. True for a plan without reductions.
+    The plan must be one that `check` accepts. The result is true for a plan without reductions.
     """
     return not plan.operation.reduces or find_unordered_rank(plan) is None
 

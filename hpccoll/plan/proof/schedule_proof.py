@@ -157,7 +157,7 @@ class _ProgramChecker:
     def find_conflict(self, action: PipelineAction) -> str | None:
         """Return an error message if `action` repeats or contradicts an earlier action, or belongs to another rank.
 
-        None if neither is the case.
+        The result is None if `action` does none of these.
         """
         kind, stage, microbatch = action
         if kind in GIVES_INPUT_GRADIENT | GIVES_WEIGHT_GRADIENT:

@@ -91,7 +91,7 @@ class _Deaths:
         return self.all & ~self._of_rank[rank]
 
     def describe(self, deaths: int) -> str:
-        """Return the first death of a set (a bit mask) as text: which rank dies in which round."""
+        """Return the first death of a set (a bit mask) as text: `if rank 1 dies in round 0 after its messages`."""
         at = (deaths & -deaths).bit_length() - 1
         t, rank = divmod(at // 2, self.ranks)
         return f"if rank {rank} dies in round {t} {'after' if at % 2 else 'before'} its messages"

@@ -226,7 +226,7 @@ class CollectiveCells:
     def home(self, rank: int, buffer: str, index: int) -> int | None:
         """Return the chunk number in a `Plan` of chunk `index` of a rank's input or output buffer.
 
-        None for the later pieces of a block of an all-to-all, of which a plan moves whole blocks only.
+        The result is None for the later pieces of a block of an all-to-all, of which a plan moves whole blocks only.
         """
         if self.operation is Operation.ALL_TO_ALL:
             if self.per > 1:

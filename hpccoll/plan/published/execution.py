@@ -108,7 +108,7 @@ class _Executor:
             for wait in step.waits:
                 posts = self.posts.get(wait.semaphore, [])
                 reached = bisect_left(posts, wait.count, key=_get_value)
-                # The posts that set a value come from one block, so the last one comes after those before it.
+                # The posts that set a value come from one block, so the last post is ordered after all earlier posts.
                 for _, posted in posts[0 if wait.is_counted else reached : reached + 1]:
                     np.maximum(clock, posted, out=clock)
             clock[block] = self.at[block] + 1

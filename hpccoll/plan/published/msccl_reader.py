@@ -231,7 +231,7 @@ class _MscclReader:
 
         Args:
             step: the send or receive.
-            end: "send" or "recv".
+            end: the end of the link that the step uses, "send" or "recv".
             source: the sending rank, negative if the thread block has no peer.
             dest: the receiving rank, negative if the thread block has no peer.
             channel: the channel of the thread block.

@@ -269,7 +269,7 @@ class _ValueCheck:
         """
 
         def is_loss(made: _Write) -> bool:
-            """Whether `made` replaced a value of `chunk` with a missing contribution, which the new value lacks."""
+            """Whether `made` replaced a value of `chunk` that has a missing contribution by a value without it."""
             old = made.replaced
             if old is None or old in made.parts or old.contents[0] != chunk:
                 return False
@@ -282,7 +282,7 @@ class _ValueCheck:
     def find_unused(self, chunk: int, missing: int) -> _Write | None:
         """Return a received value of `chunk` that no step reads although it has a contribution of the mask `missing`.
 
-        None if there is no such value.
+        The result is None if there is no such value.
         """
         unused = (write for write in self.writes if write.crossed and not write.used)
         return next((made for made in unused if made.contents[0] == chunk and made.contents[1] & missing), None)

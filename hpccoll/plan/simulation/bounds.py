@@ -91,7 +91,7 @@ def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: 
 def _required_share(operation: Operation, n: int, q: int) -> float:
     """Return the bytes, per byte of the message, that a group of q of n ranks (a rank or a node) must send or receive.
 
-    The group is the one that must transfer most.
+    Of all groups of q ranks, it is the group that must transfer the most.
     """
     if operation is Operation.BARRIER:
         return 0.0

@@ -1,10 +1,11 @@
 """Repeated rounds: a plan of a million equal rounds is simulated by a few of them.
 
-The clocks after a round are sums and maxima of the clocks before it (a max-plus linear map). So if a cycle of rounds
-advances every clock and every receiving port by the same time d, the same cycle again advances them by d again, and k
-further cycles by k d (Baccelli, Cohen, Olsder and Quadrat, "Synchronization and Linearity", 1992). A run is a sequence
-of rounds whose costs repeat with a stride, the number of rounds of a cycle. The end of a run is found by bisection, and
-a sample of its rounds is compared with their counterparts in the first cycle, as symmetry.py samples ranks.
+The clocks after a round are sums and maxima of the clocks before it (a max-plus linear map). Therefore, if a cycle of
+rounds advances every clock and every receiving port by the same time d, the same cycle again advances them by d again,
+and k further cycles by k d (Baccelli, Cohen, Olsder and Quadrat, "Synchronization and Linearity", 1992). A run is a
+sequence of rounds whose costs repeat with a stride, the number of rounds of a cycle. The end of a run is found by
+bisection, and a sample of its rounds is compared with their counterparts in the first cycle, as symmetry.py samples
+ranks.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class RoundPricer:
 
         Args:
             move: the step.
-            peers: the links of the messages.
+            peers: the links that the messages take.
             nbytes: the bytes of each rank's message, or of each message if `peers` is sparse.
             by_rank: the bytes that each rank sends.
             goes: a mask of the messages that are sent.

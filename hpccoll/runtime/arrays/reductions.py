@@ -153,8 +153,8 @@ class Reduction:
 def normalize_reduction(given: Any) -> str | Reduction:
     """Return the name of a reduction, or the reduction itself if it has a factor or a function of the user.
 
-    `given` is what `parse` accepts. Other equal reductions have the same name, so that a cache can find calls by the
-    result.
+    `given` is what `parse` accepts. Equal reductions without a factor or function have the same name, so that a
+    cache can find calls by the result.
     """
     reduction = Reduction.parse(given)
     return reduction.name if reduction.factor is None and reduction.combine is None else reduction

@@ -40,7 +40,7 @@ class _FusionGroup:
     nbytes: int
     loads: list[range] = field(default_factory=list)
     reduces: list[tuple[int, int]] = field(default_factory=list)
-    # The register of each range: -1 - i holds the result of load i, and i that of reduce i. See `make_chain`.
+    # The register of each range: -1 - i for the result of load i, and i for the result of reduce i (`make_chain`).
     registers: dict[range, int] = field(default_factory=dict)
     stores: dict[range, int] = field(default_factory=dict)
 

@@ -71,7 +71,10 @@ class FusedChain:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel to compile: runs a chain (fused instructions) on up to `rows` address rows, in `width`-byte accesses."""
+    """A kernel to compile: runs a chain (fused instructions) on up to `rows` rows, in accesses of `width` bytes.
+
+    A row has the addresses of the operands of one run of the chain.
+    """
 
     chain: FusedChain
     width: int

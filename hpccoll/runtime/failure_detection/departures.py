@@ -5,10 +5,10 @@ made fewer calls (see recorder/call_recorder.py). A message is impossible if the
 for this rank. A rank that waits for something impossible complains to the departed rank, which ends the job
 (endings.py). A rank that waits for ranks that are only late never complains.
 
-All ranks form a binary tree. Departed ranks tell their tree neighbours the least number of calls of a departed rank;
-a rank passes on only a smaller number, so n ranks that end after equally many calls send at most 3 n such notices. The
-tree also counts departures, so that each rank learns when all ranks have departed. All notices are messages of a few
-dozen bytes, outside of the collectives' tags; collective calls send none.
+All ranks form a binary tree. Departed ranks tell their tree neighbours the least number of calls of a departed rank; a
+rank passes on only a smaller number, so n ranks that end after equally many calls send at most 3 n notices of
+departures. The tree also counts departures, so that each rank learns when all ranks have departed. All notices are
+messages of a few dozen bytes, outside of the collectives' tags; collective calls send none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class DepartureQuery:
-    """The request to be told when the receiver has departed."""
+    """A request to the receiver: it sends a notice to the sender when it has departed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class DepartureWatch:
                     self._complain(self._least.rank, Complaint(self._rank, number, name), now)
 
     def examine_interruption(self, now: float, stop_wait: Callable[[CallRecorder], None]) -> bool:
-        """Tell other ranks that a call of this rank was interrupted; end this rank's wait if one of theirs was.
+        """Tell other ranks that a call of this rank was interrupted; end this rank's wait if a call of theirs was.
 
         `stop_wait` makes a wait of Python code raise the error. Returns whether this rank still waits BLOCKED_S seconds
         later, in a function of MPI, which cannot be ended unless the communicators can be revoked.
@@ -217,7 +217,7 @@ class DepartureWatch:
                 return
 
     def _complain(self, departed: int, complaint: Complaint, now: float) -> None:
-        """Complain to a departed rank."""
+        """Send `complaint` to a departed rank, and note the time `now`."""
         self._observed.complained = now
         self.send(departed, complaint)
 
@@ -283,7 +283,7 @@ class DepartureWatch:
                     self.send(neighbour, departure)
 
     def _count_departures(self) -> None:
-        """Tell the parent once this rank and all ranks below it have departed; at the root, tell all ranks.
+        """Tell the parent in the tree when this rank and all ranks below it have departed; at the root, tell all ranks.
 
         Sends nothing on an unusable communicator: no rank waits for it, and the parent may be in MPI_Finalize, where it
         receives no messages.

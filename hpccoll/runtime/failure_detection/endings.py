@@ -6,10 +6,10 @@ waiting forever, because MPI_Finalize waits for them too. While a communicator i
 - An uncaught exception of the main thread prints its traceback with the rank, and ends the job (`sys.excepthook`).
 - A rank whose program ends stays until all ranks of its open communicators have ended their programs, and ends the job
   if another rank waits for it in vain (departures.py). While the rank stays, its operations in flight advance.
-- A thread checks twice per second whether this rank waits for a rank whose program has ended. Collective calls only
-  count themselves for this check (recorder/call_recorder.py).
-- After an interruption the thread tells the other ranks that a communicator is unusable. It reads such notices five
-  times per second.
+- A thread checks twice per second whether this rank waits for a rank whose program has ended. For this check, a
+  collective call only increments a counter (recorder/call_recorder.py).
+- After an interruption the thread tells the other ranks that a communicator is unusable. The thread reads notices of
+  interruptions five times per second.
 - With HPCCOLL_TIMEOUT, the thread ends the job if a call of this rank does not finish in time (watchdog.py).
 - The thread writes signs of life, and ends of other processes of this host, to the recorder file (process_notes.py).
 
@@ -74,7 +74,7 @@ class JobEndings:
         self._processes: ProcessWatch | None = None
         self._sends_notices = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._thread: threading.Thread | None = None
-        # For `_report_stopped`: the time of its next check, and the number of checks in a row that found stopped ranks.
+        # The time of the next check of `_report_stopped`, and the number of checks in a row that found stopped ranks.
         self._next_look, self._looks_with_stopped = 0.0, 0
         self.survival = Survival(self._wake, self._notify)
         self._exit: tuple[str, int] | None = None  # the latest call of sys.exit, and the number of calls before it
@@ -100,7 +100,7 @@ class JobEndings:
         """Watch a communicator of several ranks until the returned function is called.
 
         Args:
-            comm: the MPI communicator of the collectives, or that of the notices if there is a `losses`.
+            comm: the MPI communicator of the collectives, or that of the notices if `losses` is given.
             state: this rank's calls.
             processes: the processes of the communicator's ranks, by rank in MPI.COMM_WORLD.
             abort_on_error: whether this rank may end the job.
@@ -146,7 +146,7 @@ class JobEndings:
         return os.getpid() == self._process and bool(self._watches) and not MPI.Is_finalized()
 
     def _check_periodically(self) -> None:
-        """Show that this rank lives, and check its waits; runs in a thread until `leave`."""
+        """Write signs of life of this rank, and check its waits; runs in a thread until `leave`."""
         clock, watchdog, processes = RunningClock(time.monotonic()), self._watchdog, self._processes
         if watchdog is None or processes is None:
             return

@@ -1,12 +1,13 @@
-"""Notices the ends of other ranks' processes of this host, whether they are stopped, and which line this one executes.
+"""Watches the processes of other ranks of this host: whether they have ended or are stopped; finds lines of programs.
 
 The watchdog's thread of every rank holds a robust mutex (pthread_mutexattr_setrobust) in the header of its recorder
-file. Two other ranks wait for this mutex, each in a thread of its own. They open exactly the file that the rank has
-named over MPI, and only if no other user can have written it, because a crafted mutex makes them write to its links.
-The kernel releases the robust mutexes of a killed process before it frees the memory of the process and closes its
-files, by which launchers notice the end. The survivors of a killed rank can therefore record which rank ended first
-before a launcher kills them, too. Under MPICH they did in 41 of 45 trials on two cores with up to 28 ranks, and in 8 of
-8 with 3 ranks; with pidfds, which become ready later, in none of 5 trials with 3 ranks.
+file. Two other ranks wait for this mutex, each in a thread of its own. The two ranks open exactly the file that the
+watched rank has named over MPI, and only if no other user can have written the file, because a crafted mutex would make
+them write to addresses that the mutex contains. The kernel releases the robust mutexes of a killed process before it
+frees the memory of the process and closes its files, by which launchers notice the end. The survivors of a killed rank
+can therefore record which rank ended first before a launcher kills them, too. Under MPICH, survivors recorded the first
+end in 41 of 45 trials on two cores with up to 28 ranks, and in 8 of 8 trials with 3 ranks. With pidfds, which become
+ready later, survivors recorded the first end in none of 5 trials with 3 ranks.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class ProcessWatch:
                         notes.observe(now_ns, rank, state)
 
     def _await_end(self, rank: int, process: int, path: str) -> None:
-        """Wait for the end of a rank's process; call `on_end` unless it has released its mutex."""
+        """Wait for the end of a rank's process; call `on_end` unless the process has released its mutex."""
         library = _load_pthreads()
         with suppress(OSError, ValueError), os.fdopen(open_private(path, os.O_RDWR), "r+b") as file:
             memory = mmap.mmap(file.fileno(), HEADER_BYTES)

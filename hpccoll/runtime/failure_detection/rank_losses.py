@@ -4,7 +4,7 @@ Open MPI, started with `--with-ft ulfm`, tells every process which other process
 watch of the processes of a host (process_watch.py) makes a rank ask at once. The thread of endings.py then
 
 1. sets `CallRecorder.is_lost`, with which no call returns a result any more, and tells all other ranks so;
-2. waits until all survivors have done the same: a program may overwrite its arrays after the error, and these values
+2. waits until all survivors have set `is_lost`: a program may overwrite its arrays after the error, and these values
    must not become part of another rank's result;
 3. revokes the MPI communicators, so that waits in MPI end, and ends this rank's waits in shared memory.
 

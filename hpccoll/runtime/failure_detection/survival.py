@@ -34,7 +34,7 @@ class _Wait:
     """A wait that HPCCOLL_TIMEOUT limits.
 
     `since` is the time at which the wait was first seen, and `vain_since` the time at which it was first seen to be in
-    vain, because another rank has left the loop `survivors`; 0 if it has not been seen so.
+    vain, because another rank has left the loop `survivors`; 0 if the wait is not known to be in vain.
     """
 
     state: CallRecorder
@@ -129,7 +129,7 @@ class Survival:
             return
         failed, stop = MPI.COMM_WORLD.Get_failed(), get_progress().stop_wait
         if failed.size > self._acknowledged:
-            # Otherwise the progress thread's probes of MPI.COMM_WORLD return without letting MPI advance.
+            # Without Ack_failed, the progress thread's probes of MPI.COMM_WORLD return without letting MPI advance.
             self._acknowledged = MPI.COMM_WORLD.Ack_failed(failed.size)
             self._dead = frozenset(find_members(failed, MPI.COMM_WORLD))
             self._patient_until = time.monotonic() + PATIENCE_S

@@ -1,11 +1,11 @@
 """Ends the job with one report if a call of a rank does not finish within HPCCOLL_TIMEOUT seconds.
 
 The report rests on the recordings of all ranks. A rank reads the recorder files of its node itself, so that stopped and
-dead ranks need not answer. It asks the ranks whose files it cannot read, such as those of other nodes, by notices; a
-rank that answers also reads the files of its node for ranks that do not answer. Every rank whose call has not finished
-may report. A rank first claims the report, by a lock that one rank per node can hold (report_claim.py) and by its
-notices. Of the claimants of several nodes the lowest reports: a claimant that receives the notice of a lower one before
-it reports withdraws, and a claimant waits for the answers of the higher ones, which answer unless they report.
+dead ranks need not answer. A rank asks the ranks whose files it cannot read, such as those of other nodes, by notices;
+a rank that answers also reads the files of its node for ranks that do not answer. Every rank whose call has not
+finished may report. A rank first claims the report, by a lock that one rank per node can hold (report_claim.py) and by
+its notices. Of the claimants of several nodes the lowest reports: a claimant that receives the notice of a lower one
+before it reports withdraws, and a claimant waits for the answers of the higher ones, which answer unless they report.
 
 Without MPI_THREAD_MULTIPLE no notices are sent: the report then rests on the recorder files that the rank can read, and
 the process exits with status 4, upon which launchers end the job.
@@ -67,7 +67,7 @@ class RecordingAnswer:
 
 @dataclass(slots=True)
 class _Collection:
-    """The recordings and process states that a claimant has collected, and who can read which other recordings.
+    """The recordings and process states that a claimant has collected, and which ranks can read which other recordings.
 
     `elsewhere` has recordings of other hosts in a shared directory, which may be older than those of `recordings`.
     `answered` has the ranks that have answered themselves.
@@ -200,7 +200,7 @@ class Watchdog:
 
         Args:
             state: this rank's calls on the communicator that the operation belongs to.
-            awaited: the number of a collective call, or 0; and the peers of the awaited messages, if it is 0.
+            awaited: the number of a collective call, or 0; and the peers of the awaited messages, if the number is 0.
         """
         from hpccoll.crash import format_disagreement, format_last_operations, format_ranks
         from hpccoll.runtime.failure_detection.job_evidence import name_communicator

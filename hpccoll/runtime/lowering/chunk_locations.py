@@ -78,7 +78,7 @@ class ChunkLocations:
         return self.merge_ranges(chunks, self._home[chunks])
 
     def ranges_in(self, memory: MemoryKind, chunks: IntArray) -> list[MemoryRange]:
-        """Return the chunks' ranges in one kind of memory. Adjacent ranges are merged, and empty ranges left out."""
+        """Return the ranges of `chunks` in one kind of memory. Adjacent ranges are merged; there are no empty ones."""
         return self.merge_ranges(chunks, np.full(len(chunks), memory))
 
     def get_home_memories(self, chunks: IntArray) -> IntArray:

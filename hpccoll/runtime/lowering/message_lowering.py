@@ -56,7 +56,7 @@ def split_message(count: int, itemsize: int) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class IncomingMessage:
-    """A message that the rank receives in a round, or an operand of a reduction within the rank, handled like one."""
+    """A message that the rank receives in a round, or an operand of a reduction within the rank."""
 
     peer: int  # the sender
     op: int  # how the message is combined with the rank's chunks

@@ -146,7 +146,7 @@ class SharedMemoryLowering:
         """Combine operands that are loaded in round `t`, in order, with the chunks' values; store the result there.
 
         The result goes to scratch first if a later operand is in the chunks' memory or other ranks still load from
-        there.
+        this memory.
         """
         current = self._locations.current_ranges(chunks)
         if self._staged:

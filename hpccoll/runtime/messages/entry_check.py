@@ -15,8 +15,7 @@ from hpccoll.runtime.arrays import BoundCall, DType
 from hpccoll.runtime.node_memory.node import NodeMemory, compute_fingerprint
 from hpccoll.selection import MPI_LIBRARY
 
-# Operations whose ranks wait for each other in any case, or for the root. A sender of a gather does not wait, nor does
-# the first rank of a scan.
+# Operations in which all ranks wait for each other or for the root, unlike a sender of a gather or rank 0 of a scan.
 CHECKED: Final = {Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.BROADCAST, Operation.SCATTER}
 # Ranks that share cores take turns at each fence, which costs more than a short message.
 LEAST_BYTES_ON_SHARED_CORES: Final = 64 * 2**10
@@ -34,7 +33,7 @@ def make_entry_check(
         reduction: name of the reduction.
 
     Returns:
-        None if calls like this one are not compared, as on several nodes.
+        The three objects; None if calls of this kind are not compared, as on several nodes.
     """
     if node is None or node.problem or not len(node.ranks) == ranks > 1 or operation not in CHECKED:
         return None

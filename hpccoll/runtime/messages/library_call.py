@@ -66,7 +66,7 @@ class LibraryCall:
         self._method, self._in_place = get_method(call.operation, call.count), in_place
         self.has_source, self._has_result = call.source is not None, call.result is not None
         self._divides = call.reduction.divides and self._has_result
-        # The library copies the block that a rank sends to itself if it is asked for. It may be device memory.
+        # hpccoll copies the block that a rank sends to itself, unless the call names the library or is on the device.
         self._copies_own_block = call.is_uneven_exchange and not call.library and not self._on_device
         self._description = describe_call(library.state, call, None, asynchronous=asynchronous)
         self.set_count(call.count)
@@ -154,7 +154,7 @@ class LibraryCall:
 
         Args:
             last: functions to call when the collective is complete.
-            keep: objects that are kept alive until then.
+            keep: objects that are kept alive until the collective is complete.
         """
         native = self._natives.get(_STARTED) or self.get_native(is_nonblocking=True)
         request = MPI.Request.fromhandle(native.start(source, result))

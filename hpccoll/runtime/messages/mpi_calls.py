@@ -135,8 +135,8 @@ def get_method(operation: Operation, count: Count) -> str:
 def find_own_block(count: Count, itemsize: int, rank: int) -> tuple[int, int, int] | None:
     """Return this rank's block for itself in an uneven exchange, if hpccoll should copy it.
 
-    MPICH moves such a block through shared memory, which takes several times as long as a copy. No other rank depends
-    on who copies the block, so each rank decides by itself.
+    MPICH moves the block of a rank for itself through shared memory, which takes several times as long as a copy. No
+    other rank depends on who copies the block, so each rank decides by itself.
 
     Returns:
         The offsets of the block in input and output, and its size, in bytes; None for fewer than `LEAST_OWN_BYTES`.

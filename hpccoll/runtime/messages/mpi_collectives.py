@@ -63,8 +63,8 @@ class LibraryExecutable(Executable):
 class MpiCollectives:
     """The MPI library's collectives on `comm`, which is not duplicated; waits advance the operations in `progress`.
 
-    `state` records the calls, and the ranks of `node`, if given, compare them. `takes_device_memory` returns whether
-    this MPI accepts device memory; it is called only for device buffers.
+    `state` records the calls, and if `node` is given, its ranks check that they make the same calls.
+    `takes_device_memory` returns whether this MPI accepts device memory; it is called only for device buffers.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class MpiCollectives:
         call, before, in_place = bind_prologue(call, self.comm.rank)
         after, module, source, result = bind_epilogue(call, self.comm.size), call.module, call.source, call.result
         if call.operation is Operation.REDUCE_SCATTER and in_place and source and result:
-            # `block` receives it, because MPI's reduce_scatter in place would write it to the front of the input.
+            # `block` receives the result, which MPI's reduce_scatter in place would write to the front of the input.
             block = module.empty(result.count, call.dtype)
             after = (module.bind_copy(result.flat, block), *after)
             result = replace(result, flat=block, address=module.get_address(block))

@@ -31,7 +31,7 @@ def get_mpi_functions(raise_error: Callable[[str, int], object] = _raise_error) 
         raise_error: raises the error for the name of a collective and an error code of MPI.
 
     Raises:
-        UnavailableError: the library does not export them.
+        UnavailableError: the library does not export the functions.
     """
     library = ctypes.CDLL(MPI.__file__)  # its symbols include those of the MPI library
     addresses = [_find_address(library, name) for name in _NAMES]

@@ -43,7 +43,10 @@ class NativeMessageExecutable(NativeExecutable):
         return get_message_call(self._kind)
 
     def make_start(self) -> Callable[[int, int, object], InFlight]:
-        """Return a function that does the local work before the plan and starts a run; see `NativeExecutable`."""
+        """Return a function that does the local work before the plan and starts a run on the addresses of two buffers.
+
+        `NativeExecutable.make_start` describes the function.
+        """
         native = make_message_call(self._kind, ScratchPool())
 
         def start(source: int, result: int, keep: object) -> NativeRun:
@@ -66,7 +69,7 @@ def get_message_call(kind: PlanKind) -> MessageCall:
 
 
 def make_message_call(kind: PlanKind, pool: ScratchPool) -> MessageCall:
-    """Return a native call of a kind with scratch memory from a pool; the program of a kind is made once."""
+    """Return a native call for plans of a kind, with scratch memory from a pool; a kind's program is made only once."""
     context, lowered, progress = kind.context, kind.lower(), kind.context.progress
     scratch = pool.take(kind.call.module, kind.call.dtype, lowered.work + lowered.landing)
     return MessageCall(

@@ -59,7 +59,7 @@ class ObjectCollectives:
     """Collectives of Python objects on `comm`; operations in flight advance while a collective blocks.
 
     The methods raise UsageError on all ranks if an object cannot be pickled, and CommunicationError if MPI fails.
-    With `oversubscribed`, where ranks share cores, a rank sleeps until all ranks have called.
+    With `oversubscribed`, where ranks share cores, a rank sleeps until all ranks have called the collective.
     """
 
     def __init__(

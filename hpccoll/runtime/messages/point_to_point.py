@@ -22,8 +22,8 @@ from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.work import MessageWork, MpiTransfer, Work, explain_mpi_error, explain_wrong_size
 
 ArrayT = TypeVar("ArrayT")
-# The state of a message of `Messenger.exchange`: whether it is pending, its request, the place of its entry in the
-# recorder, the error number of MPI, the bytes received, and the rank of the sender.
+# A message of `Messenger.exchange`: whether it is pending, its request, and the place of its entry in the recorder.
+# The last three numbers of a message are the error number of MPI, the bytes received, and the rank of the sender.
 ExchangedMessage: TypeAlias = tuple[bool, int, int, int, int, int]
 LONGEST_SEGMENT: Final = 2**30  # bytes; MPI counts in 32 bits
 PROC_NULL: Final = MPI.PROC_NULL  # in place of a rank: no rank, so that a message is neither sent nor received

@@ -1,7 +1,7 @@
 """Whether the ranks of a node can read the memory of each other's processes (Linux cross-memory attach).
 
 The kernel permits cross-memory attach between processes of one user, unless Yama's ptrace_scope, a seccomp filter or
-separate PID namespaces forbid it. The native extension uses it. Source: process_vm_readv(2).
+separate PID namespaces forbid it. The native extension uses cross-memory attach. Source: process_vm_readv(2).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Memory that one rank makes for itself, and that the other ranks of its node can map later.
 
-A symmetric buffer is made by all ranks together. This memory is made by one rank without communication, as a Linux
-memfd. Its location (see `SymmetricBuffers.locate`) contains the descriptor of the memfd, by which another rank opens
-/proc/PID/fd/DESCRIPTOR, and a number that no other memfd of the process has, because the system uses descriptors again.
+A symmetric buffer is made by all ranks together. A file memory is made by one rank without communication, as a Linux
+memfd. The location of a file memory (see `SymmetricBuffers.locate`) contains the descriptor of the memfd, by which
+another rank opens /proc/PID/fd/DESCRIPTOR, and a number that no other memfd of the process has, because the system uses
+descriptors again.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 The ranks of a node map one segment, whatever their number. The segment starts with the words that synchronise the
 ranks: a line of words per rank for each barrier and each pipeline slot. The buffers of the slots follow, those of a
-rank side by side. Plans on one node use two slots in turn, so that a rank can fill one while others still read the
-other. Pipelines (two-level plans) have a barrier and slots of their own. Each pipeline slot carries one segment of a
-collective, and has counters: a rank counts its arrival, works on other slots, and tests later whether all ranks have
-arrived, so the ranks may use the slots in different orders.
+rank side by side. Plans on one node use two slots in turn, so that a rank can fill one slot while other ranks still
+read the other slot. Pipelines (two-level plans) have a barrier and slots of their own. Each pipeline slot carries one
+segment of a collective, and has counters: a rank counts its arrival, works on other slots, and tests later whether all
+ranks have arrived, so the ranks may use the slots in different orders.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Final
 DIRECT: Final = 1 << 62  # set in an entry where other ranks can access this rank's buffers in place
 FINGERPRINT: Final = DIRECT - 1
 WORDS: Final = 8  # the count of fences, two entries in turn (a fingerprint and two locations each), sleeping ranks
-# A rank is at most one entry ahead of the ranks that still read its words, so words for two entries suffice. If
-# the data of a collective fits into the two words for locations, an entry has this payload in their place.
+# A rank is at most one entry ahead of the ranks that still read its words, so words for two entries suffice.
+# If the data of a collective fits into the two words for locations, an entry has the data in place of the locations.
 ENTRY_PAYLOAD_BYTES: Final = 16
 ENTRY_PAYLOAD_AT: Final = (16, 40)  # byte offsets in a line, for entries number 0 and 1

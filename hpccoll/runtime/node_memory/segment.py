@@ -49,7 +49,7 @@ def map_segment(
         node_ranks: the ranks of this node.
         nbytes: size of the segment, the same on all ranks of the node; at least one page is created.
         reserve: whether to allocate all pages now, so that a lack of memory raises an error instead of crashing later.
-            Every rank allocates an equal share, in rank order, so that its pages are close to its core.
+            Every rank allocates an equal share of the pages, in rank order, so that these are close to the rank's core.
         environ: the environment variables, of which HPCCOLL_SHARED_DIR is used.
 
     Raises:
@@ -114,7 +114,7 @@ def _map(
 ) -> MappedSegment:
     """Map a segment by its owner's `offer`, or on its owner by the file descriptor `own`; allocate pages `reserved`."""
     path, *identity = offer or ("", 0, 0)
-    # A memfd is opened by a link in /proc; a link in a directory is not one that a rank has made.
+    # A memfd is opened by a link in /proc; other links are not followed, because no rank makes them.
     links = 0 if path.startswith("/proc/") else os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | links) if own is None else own
     try:

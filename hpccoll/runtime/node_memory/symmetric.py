@@ -219,7 +219,7 @@ class SymmetricBuffers:
         """Free a symmetric buffer on this rank; its memory is released when no array of any rank uses it any more.
 
         Blocks until asynchronous shared-memory plans on the buffer are done. Other asynchronous operations go on: they
-        access this rank's memory only, and keep it until they are done.
+        access this rank's memory only, and keep this memory until they are complete.
 
         Raises:
             UsageError: `array` is not a symmetric buffer of this communicator, or was freed before.

@@ -201,7 +201,7 @@ class CallRecorder(CallCounter):
                     f"rank {self.rank}: another thread is in {self.current_name} on this communicator; use one thread "
                     "at a time, or make a communicator for each thread"
                 )
-            # An exception came after the call had been recorded, and before it could be noticed.
+            # An exception interrupted the earlier call after it was recorded, before the interruption could be noted.
             self.interrupt(self.current_name, "an exception")
         self.raise_interruption()
 
@@ -252,8 +252,9 @@ class CallRecorder(CallCounter):
     def take_exception(self, call: str, error: BaseException | None, *, is_message: bool = False) -> None:
         """Make the communicator unusable if an exception in a call, or in a message, may have left it half done.
 
-        hpccoll's own errors, and MPI's, do not: all ranks raise them, or they come before any data is moved. Raises
-        RankLostError if a death explains the error, or came before the result of a call without an error.
+        Errors of hpccoll and of MPI leave the communicator usable: all ranks raise them, or they come before any data
+        is moved. Raises RankLostError if a death explains the error, or came before the result of a call without an
+        error.
         """
         if self.survives and (error is not None or self.is_lost):
             lost = self.replace_error(error, call)

@@ -116,7 +116,7 @@ class FlightRecorder:
         asynchronous: bool = False,
         uneven: bool = False,
     ) -> bytes:
-        """Return the bytes of the entries of a call from its second line on; `RecordedCall` describes the arguments.
+        """Return the bytes that all entries of a call share; `RecordedCall` describes the arguments.
 
         `root` is the peer of a send or receive, and -1 where there is none.
         """

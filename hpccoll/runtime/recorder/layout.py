@@ -5,8 +5,9 @@ All numbers are little-endian. Times are nanoseconds of the rank's monotonic clo
 - The header has HEADER_BYTES bytes: `HEADER`, and the fields `CLOCK`, `ENDING_LENGTH` with the string at ENDING_AT.
 - A copy of the tables has TABLE_BYTES bytes: `TABLE`, and lines of text, which name the communicators and strings to
   which entries refer by number. The valid copy with the larger version counts. A writer replaces the older copy.
-- Entry number `serial` (from 1) of the ring is at index `serial % entries`. It begins with `ENTRY`, and is complete if
-  its first and its last word both are `serial`, because a writer stores the first word first and the last word last.
+- Entry number `serial` (from 1) of the ring is at index `serial % entries`. An entry begins with `ENTRY`, and is
+  complete if its first and its last word both are `serial`, because a writer stores the first word first and the last
+  word last.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ MOST_FILE_BYTES: Final = 2**24  # of a file that readers accept; a file of ENTRI
 MOST_RANKS: Final = 2**21  # of a job, and of all lists of members in a file together
 
 HEADER_BYTES: Final = 4096
-# The fields of the header, in order: MAGIC, VERSION, HEADER_BYTES, TABLE_BYTES, ENTRY_BYTES, the number of entries of
-# the ring, the rank and the size of MPI.COMM_WORLD, the process id, the monotonic and the wall-clock time (ns since
-# 1970) at which the file was made, and the host's name.
+# The header begins with MAGIC, VERSION, HEADER_BYTES, TABLE_BYTES, ENTRY_BYTES and the number of entries of the ring.
+# Then the header has the rank and the size of MPI.COMM_WORLD, and the process id.
+# The header ends with two times at which the file was made, monotonic and ns since 1970, and the name of the host.
 HEADER: Final = struct.Struct("<8s5I3Iqq64s")
 CLOCK_AT: Final = 256
 CLOCK: Final = struct.Struct("<5d")  # the fields of `ClockModel`; a CRC-32 of these bytes (0: no model) follows
@@ -41,16 +42,16 @@ TABLE_BYTES: Final = 32768
 TABLE: Final = struct.Struct("<QII")  # version, bytes of the text, CRC-32 of the text
 
 ENTRY_BYTES: Final = 128
-# The common part of the entries of a call: communicator; the numbers of the strings operation, algorithm, dtype and
-# reduction; count; root or peer; tag; kind; flags.
+# The part that all entries of a call share: communicator, four strings, count, root or peer, tag, kind and flags.
+# The four strings are operation, algorithm, dtype and reduction, given by their numbers.
 DESCRIPTION: Final = struct.Struct("<QHHHHqiiBB6x")
 _COUNT_AT: Final = 16
 ASYNCHRONOUS, UNEVEN = 1, 2  # flags: an asynchronous call, blocks of different sizes
-# The times at which an asynchronous call started, was first waited for, and ended; 0 if that has not happened. Then
-# unused bytes, whether the call failed, and unused bytes.
+# The times at which an asynchronous call started, was first waited for and ended (0: not yet), and whether it failed.
+# There are unused bytes before and after the byte that says whether the call failed.
 COURSE: Final = struct.Struct("<qqq8xB23x")
-# An entry: its serial number, the time of its beginning, the number of the call on its communicator, `DESCRIPTION` and
-# `COURSE`, and the serial number again.
+# An entry has its serial number, its begin time, the number of the call on its communicator, DESCRIPTION and COURSE.
+# The serial number is repeated at the end of the entry.
 ENTRY: Final = struct.Struct(f"<QqQ{DESCRIPTION.size + COURSE.size}sQ")
 NO_COURSE: Final = COURSE.pack(0, 0, 0, 0)
 STARTED_WORD, WAITED_WORD, ENDED_WORD, FAILED_WORD = 8, 9, 10, 12  # 64-bit words of an entry

@@ -1,7 +1,7 @@
 """Notes about the processes of a job, in the header of a recorder file: signs of life, and states of other ranks.
 
-A thread of the rank writes the notes (watchdog.py). They tell, after a crash, when the rank was last alive, which line
-of the program it executed then, which other ranks it saw end, and whether it ended the job itself.
+A thread of the rank writes the notes (watchdog.py). After a crash, the notes tell when the rank was last alive, which
+line of the program it executed then, which other ranks it saw end, and whether it ended the job itself.
 """
 
 from __future__ import annotations

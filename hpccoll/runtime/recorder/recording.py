@@ -1,7 +1,7 @@
 """Reads recorder files: `read_recording` one file, and `read_recordings` the files of a job in a directory.
 
-A file may be read while its process runs, and after the process was killed. An entry that was being written at that
-moment is left out.
+A file may be read while its process runs, and after the process was killed. An entry that is incomplete when the file
+is read is left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RecordedCommunicator:
     """A communicator of a recording; `rank` is the rank of the recording's process in it.
 
     `members` has the rank in MPI.COMM_WORLD of each rank; None if the recorder file had no space for them. `name` is
-    the user's, and may be empty.
+    the name that the user gave to the communicator, and may be empty.
     """
 
     id: int
@@ -48,7 +48,7 @@ class RecordedCall:
         communicator: the id of the communicator, the same on all of its ranks.
         number: the number of the collective among those of the communicator, from 1, the same on all ranks; the number
             of a message among the messages of this rank on the communicator.
-        operation: such as `all_reduce`, `broadcast_object`, `send`, or the reason for a wait.
+        operation: the name, such as `all_reduce`, `broadcast_object` or `send`, or the reason for a wait.
         algorithm: the name of the algorithm; `mpi` for the MPI library's own collective.
         count: elements of the vector or of every block. If blocks differ in size, elements of all blocks together, or 0
             for an all_to_all, in which each rank knows only its own blocks.

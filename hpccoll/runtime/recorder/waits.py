@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class WaitReason:
     """An asynchronous collective or message, for which a rank may wait; a context manager that lasts as long as a wait.
 
-    The entry in the recorder may be overwritten before the operation ends; it then stays as it is.
+    If other calls overwrite the entry in the recorder before the operation ends, the entry is not changed any more.
 
     Args:
         state: this rank's calls on the communicator of the operation.
@@ -65,7 +65,7 @@ class WaitReason:
 
 
 class ReplaceableWait(WaitReason):
-    """A wait during which another call may take its place, or that begins during another call."""
+    """A wait that another call may replace as the current one, or that begins during another call."""
 
     __slots__ = ()
 
@@ -81,7 +81,7 @@ class ReplaceableWait(WaitReason):
 
 
 class BackgroundWait(ReplaceableWait):
-    """A wait of a thread, during which the program may make other calls; the first of them takes its place."""
+    """A wait of a thread, during which the program may make other calls; the first of these calls replaces the wait."""
 
     __slots__ = ()
 

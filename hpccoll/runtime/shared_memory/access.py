@@ -19,10 +19,11 @@ from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.symmetric import is_token
 from hpccoll.runtime.plan_executable import Context, PlanKind
 
-# Times on 2 ranks of an AMD EPYC, staged and by cross-memory attach: all_reduce of 1 MiB 45 us and 95 us, of 16 MiB
-# 1.0 ms and 1.4 ms, of 64 MiB 5.5 ms both; all_gather of 4 MiB 304 us and 316 us, of 16 MiB 1.5 ms and 1.0 ms. 4 ranks
-# on 2 busy cores, all_reduce of new arrays of 1 MiB: 2.0 ms and 3.8 ms, of 4 MiB 13 ms and 10 ms. Where ranks outnumber
-# cores, a long staged run takes more time, because it has more fences, at each of which ranks wait for a core.
+# The following times are those of staged runs and of runs by cross-memory attach (CMA).
+# On 2 ranks of an EPYC, an all_reduce of 1, 16 and 64 MiB takes 45, 1000 and 5500 us staged, 95, 1400 and 5500 by CMA.
+# On 2 ranks of an EPYC, an all_gather of 4 and 16 MiB takes 304 and 1500 us staged, and 316 and 1000 us by CMA.
+# On 4 ranks of 2 busy cores, an all_reduce of new arrays of 1 and 4 MiB takes 2.0 and 13 ms staged, 3.8 and 10 by CMA.
+# Where ranks outnumber cores, a long staged run takes more time, because ranks wait for a core at each of its fences.
 LEAST_REMOTE_BYTES = 256 * 2**10  # of cross-memory attach in two-level plans, and of copies where ranks share cores
 LEAST_REMOTE_REDUCTION_BYTES = 4 * 2**20  # of plans that reduce, where ranks outnumber cores; elsewhere they are staged
 SHORT_BYTES = 16 * 2**10  # buffers below this size gain nothing from access in place
@@ -38,7 +39,7 @@ def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall
     """Whether all buffers of this rank that other ranks access in the program can be accessed in place.
 
     A rank whose buffers no other rank accesses can run either way, but chooses before it knows what others choose.
-    With short buffers on the host it runs staged, unless one of them is symmetric.
+    A rank with short buffers on the host chooses to run staged, unless one of the buffers is symmetric.
     """
     if program.uses_slots:  # these chunks are in no user's memory
         return False

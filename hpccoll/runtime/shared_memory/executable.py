@@ -3,7 +3,8 @@
 In a direct run, ranks access each other's buffers in place. A direct run needs buffers that are symmetric, or large and
 accessible by cross-memory attach. At the start of a direct run, the ranks exchange the locations of their buffers. A
 staged run copies chunks through slots (shared memory), segment by segment. If the buffers of only some ranks permit a
-direct run, all ranks detect the difference at the start and run staged. The native extension executes both.
+direct run, all ranks detect the difference at the start and run staged. The native extension executes direct and staged
+runs.
 """
 
 from __future__ import annotations
@@ -42,11 +43,15 @@ class SharedMemoryExecutable(NativeExecutable):
         return get_direct_call(self._kind) if self.direct else get_staged_call(self._kind)
 
     def make_start(self) -> Callable[[int, int, object], RunInQueue]:
-        """Return a function that starts a run, which begins when earlier runs are done; see `NativeExecutable`."""
+        """Return a function that starts a run on the addresses of an input and an output.
+
+        The run begins when earlier runs are done. `NativeExecutable.make_start` describes the function.
+        """
         direct = get_direct_call(self._kind) if self.direct else None
         staged: StagedCall | None = None
-        # A rank whose buffers cannot be accessed in place makes all ranks run staged, and the progress thread cannot
-        # make the staged call then. If the slots have no room for the plan (UsageError), no rank can run staged.
+        # A rank whose buffers cannot be accessed in place makes all ranks run staged.
+        # The progress thread cannot make the staged call, so the call is made before the run starts.
+        # If the slots have no room for the plan (UsageError), no rank can run staged.
         with suppress(UsageError) if self.direct else nullcontext():
             staged = get_staged_call(self._kind)
         runs = self._context.node.runs

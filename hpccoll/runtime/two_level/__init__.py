@@ -1,4 +1,4 @@
 """Two-level collectives: shared memory within nodes and messages between nodes, pipelined.
 
-executable.py makes the programs of the segments, which native/pipeline.h runs.
+executable.py makes a program for each segment of a message, and native/pipeline.h runs the programs.
 """

@@ -61,9 +61,10 @@ class PipelineExecutable(NativeExecutable):
         return partial(_run, self._context, self._begin, self.make_start())
 
     def make_start(self) -> Callable[[int, int, object], RunInQueue]:
-        """Return a function that starts a run; see `NativeExecutable`.
+        """Return a function that starts a run on the addresses of an input and an output.
 
-        The run begins as soon as earlier runs are done and all ranks of the node have started it.
+        The run begins as soon as earlier runs are done and all ranks of the node have started the run.
+        `NativeExecutable.make_start` describes the function.
         """
         native, staged = get_pipeline_call(self._kind, direct=self.direct), get_segments(self._kind, direct=False)
         make_run = partial(PipelineRun, native, staged)
