@@ -119,7 +119,7 @@ def main() -> None:
     given = parser.parse_args()
     result = run_campaign(given.kills, given.seed, given.mode, given.allowed, given.ranks_per_node)
     print(result, *sorted(set(result.kinds)), sep="\n  ")
-    sys.exit(result.problem)
+    sys.exit(result.problem or 0)
 
 
 if __name__ == "__main__":
