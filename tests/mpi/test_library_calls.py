@@ -118,6 +118,17 @@ def test_native_code_carries_out_library_calls(hpc):
     assert isinstance(found[0], MpiCall)
 
 
+def test_counts_are_kept_until_an_asynchronous_exchange_is_complete(comm):
+    with hpccoll.Communicator(comm) as hpc:
+        counts = [COUNT] * hpc.size
+        for _ in range(2):  # the second call is found in the table
+            x = np.full(COUNT * hpc.size, hpc.rank + 1.0)
+            work = hpc.all_to_all(x, counts=counts, out_counts=counts, algorithm="mpi", async_op=True)
+            assert any(type(kept) is MpiCall for kept in work._operation._keep)
+            assert work.wait().tolist() == np.arange(1.0, hpc.size + 1).repeat(COUNT).tolist()
+            assert not work._operation._keep
+
+
 @pytest.mark.needs_ranks(2)
 def test_different_calls_of_repeated_kinds_are_refused(comm):
     with hpccoll.Communicator(comm) as hpc:

@@ -158,7 +158,8 @@ class LibraryCall:
         """
         native = self._natives.get(_STARTED) or self.get_native(is_nonblocking=True)
         request = MPI.Request.fromhandle(native.start(source, result))
-        return MpiTransfer(self._title, [request], list(last), (), keep)
+        # MPI may read the counts and displacements, which `native` holds, until the collective is complete.
+        return MpiTransfer(self._title, [request], list(last), (), (native, *keep))
 
     def _get_form(self) -> PassedForm:
         """Return what calls of hpccoll pass to MPI."""
