@@ -10,6 +10,12 @@ from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.arrays.reductions import FUNCTIONS, Reduction
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 31, 255, 256, 257, 1000)
+# Bits of float16 or bfloat16: zeros, ones, least and greatest subnormals and normals, infinities, NaNs; both signs.
+_POSITIVE = (
+    0x0000, 0x0001, 0x0002, 0x007F, 0x0080, 0x03FF, 0x0400, 0x1400, 0x3C00, 0x3C01, 0x3F80, 0x3F81, 0x4248, 0x7BFF,
+    0x7C00, 0x7C01, 0x7E00, 0x7F7F, 0x7F80, 0x7F81, 0x7FC0, 0x7FFF,
+)  # fmt: skip
+SPECIAL = np.array([sign | bits for sign in (0, 0x8000) for bits in _POSITIVE], np.uint16)
 
 
 @pytest.fixture(autouse=True)
@@ -83,17 +89,37 @@ def test_quotients_have_the_bits_of_numpy(name, divisor):
         assert same_bits(x, wanted), length
 
 
-def test_every_float16_and_bfloat16_is_converted_as_by_numpy():
-    """Every bit pattern is reduced with 1 and with itself."""
-    patterns = np.arange(2**16, dtype=np.uint16)
-    for name in ("float16", "bfloat16"):
-        dtype = DTYPES[name]
-        x = patterns.view(dtype.numpy)
-        for function in ("add", "multiply", "minimum", "maximum"):
-            for other in (np.ones_like(x), x[::-1].copy()):
-                out = np.empty_like(x)
-                make_reducer(function, dtype)(get_address(x), get_address(other), get_address(out), x.nbytes)
-                assert same_bits(out, getattr(np, function)(x, other)), (name, function)
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("function", ["add", "multiply", "minimum", "maximum", "divide"])
+def test_every_16_bit_float_with_every_special_one_has_the_bits_of_numpy(function, name):
+    """The special one is either operand, as an array, or one number for all elements."""
+    dtype = DTYPES[name]
+    x, out = np.arange(2**16, dtype=np.uint16).view(dtype.numpy), np.empty(2**16, dtype.numpy)
+    arrays = [x[::-1].copy(), *(np.full_like(x, special) for special in SPECIAL.view(dtype.numpy))]
+    for number, other in enumerate(arrays):
+        for left, right in [(x, other)] if function == "divide" else [(x, other), (other, x)]:
+            if function != "divide":  # hpccoll divides by one number only
+                make_reducer(function, dtype)(get_address(left), get_address(right), get_address(out), x.nbytes)
+                assert same_bits(out, getattr(np, function)(left, right)), other[0]
+        if number and function in ("multiply", "divide"):
+            make_reducer(function, dtype, other[0])(get_address(x), 0, get_address(out), x.nbytes)
+            assert same_bits(out, getattr(np, function)(x, other)), other[0]
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("function", ["add", "minimum"])
+def test_16_bit_floats_at_any_alignment_have_the_bits_of_numpy(function, name):
+    rng, dtype = np.random.default_rng(7), DTYPES[name]
+    reducer, (left, right) = make_reducer(function, dtype), (draw(rng, dtype, 1000) for _ in range(2))
+    for start in (1, 3, 7):
+        for length in (33, 256, 801):
+            one, other = left[start : start + length], right[2 * start : 2 * start + length].copy()
+            memory = np.zeros(start + length + 1, dtype.numpy)
+            out = memory[start:-1]
+            reducer(get_address(one), get_address(other), get_address(out), out.nbytes)
+            assert same_bits(out, getattr(np, function)(one, other)), (start, length)
+            assert not memory[:start].any()
+            assert not memory[-1:].any()
 
 
 def test_a_function_of_the_user_gets_arrays_of_the_dtype():
