@@ -1,4 +1,4 @@
-// MpiCall: a blocking collective of the MPI library of one kind, on the arrays that each call passes.
+// MpiCall: a collective of the MPI library of one kind, on the arrays that each call passes; it blocks or is started.
 #include "copies.h"
 #include "mpi_collectives.h"
 #include "objects.h"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from hpccoll.native import Program
-from hpccoll.runtime.arrays import ScratchPool
 from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.instructions import RESULT, TILE_BYTES, Row, divide_row
@@ -51,10 +50,8 @@ class NativeExecutable(PlanExecutable):
 
     __slots__ = ("_addresses", "_earlier", "_native")
 
-    def __init__(
-        self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
-    ) -> None:
-        super().__init__(context, call, selection, scratch)
+    def __init__(self, context: Context, call: CollectiveCall, selection: Selection) -> None:
+        super().__init__(context, call, selection)
         self._after = ()  # the native code divides
         source, result = (buffer.address if buffer else 0 for buffer in (self._call.source, self._call.result))
         self._addresses = source, result

@@ -127,7 +127,7 @@ class PlanExecutable(Executable):
     __slots__ = ("_after", "_algorithm", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state")
 
     def __init__(
-        self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None
+        self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
     ) -> None:
         super().__init__()
         self._context, self._algorithm, self._state = context, selection.algorithm, context.state
@@ -154,10 +154,6 @@ class PlanExecutable(Executable):
     def _take_scratch(self, count: int) -> FlatArray:
         """Return `count` elements of scratch memory, which later operations overwrite."""
         return self._scratch.take(self._call.module, self._call.dtype, count)
-
-    def _describe(self) -> tuple[object, ...]:
-        """Return the arguments that must be equal on all ranks of a node."""
-        return self._kind.get_compared_arguments()
 
     def bind(self) -> None:
         """Prepare for many runs; only messages in device memory need it."""

@@ -43,7 +43,7 @@ class DeviceExecutable(PlanExecutable):
     ) -> None:
         super().__init__(context, call, selection, scratch)
         symmetric, call = context.node.symmetric, self._call
-        self._facts = self._describe()
+        self._facts = self._kind.get_compared_arguments()
         self._entry = compute_fingerprint(self._facts)
         self._location = symmetric.locate(call.source), symmetric.locate(call.result)
         self._in_place_everywhere = can_access_in_place(context.node, self._lower(), call)

@@ -11,7 +11,9 @@ from typing import Final
 
 DIRECT: Final = 1 << 62  # set in an entry where other ranks can access this rank's buffers in place
 FINGERPRINT: Final = DIRECT - 1
-WORDS: Final = 8  # the count of fences, two entries in turn (a fingerprint and two locations each), sleeping ranks
+# The count of fences; two entries in turn, each a fingerprint and two locations; the number of sleeping ranks and the
+# core of this rank, in one word.
+WORDS: Final = 8
 # A rank is at most one entry ahead of the ranks that still read its words, so words for two entries suffice.
 # If the data of a collective fits into the two words for locations, an entry has the data in place of the locations.
 ENTRY_PAYLOAD_BYTES: Final = 16

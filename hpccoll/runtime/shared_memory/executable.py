@@ -34,7 +34,7 @@ class SharedMemoryExecutable(NativeExecutable):
     __slots__ = ("direct",)
 
     def __init__(self, context: Context, call: CollectiveCall, selection: Selection) -> None:
-        super().__init__(context, call, selection, context.shared_scratch)
+        super().__init__(context, call, selection)
         self._earlier = context.node.runs  # they use the same barrier and slots
         self.direct = can_access_in_place(context.node, self._lower(), self._call)
 

@@ -43,7 +43,7 @@ class PipelineExecutable(NativeExecutable):
     __slots__ = ("direct", "segments")
 
     def __init__(self, context: Context, call: CollectiveCall, selection: Selection) -> None:
-        super().__init__(context, call, selection, context.shared_scratch)
+        super().__init__(context, call, selection)
         _require_host_memory(self._kind)
         self.segments = cut_segments(self._kind)
         self.direct = can_access_in_place(context.node, self._lower(), self._call)
