@@ -64,8 +64,6 @@ class Algorithm:
         """Return the plan for `ranks` ranks; arguments that the algorithm does not use are ignored.
 
         Args:
-            ranks: the number of ranks.
-            root: the root of a rooted operation.
             chunks: the number of chunks that a pipelined algorithm cuts the message into.
             nodes: the number of ranks on each node, in rank order, or the ranks of each node; None for a single node.
 

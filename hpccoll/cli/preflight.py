@@ -151,7 +151,6 @@ def _report_reachability(
     Args:
         threshold: the value of --threshold.
         exclude_file: the value of --exclude-file.
-        json_file: the value of --json.
     """
     faults = find_faults(results, threshold)
     with open_json_lines(json_file) as lines:

@@ -209,11 +209,8 @@ def find_rule_candidates(
     On several nodes, the last one is always `mpi`, the MPI library's own collective.
 
     Args:
-        operation: the collective.
         buffer: the kind of memory of the buffers.
         nbytes: the message size in bytes.
-        ranks: the number of ranks.
-        nodes: the number of nodes.
         reuses_plan: whether one plan serves many calls.
     """
     rules = MULTI_NODE_RULES[operation] if nodes > 1 else ONE_NODE_RULES.get((operation, buffer), ())

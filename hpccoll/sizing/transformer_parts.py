@@ -288,7 +288,6 @@ def _list_reductions(
     the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
     Args:
-        model: the model.
         setup: the training setup.
         reductions: the number of all_reduce calls without sequence parallelism.
         extra_gathers: the number of additional all_gather calls with sequence parallelism.

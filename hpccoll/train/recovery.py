@@ -153,7 +153,6 @@ def assemble_state(
     """Return the full parameters and optimizer states by name (`join_name`), from the states of ranks of a mesh.
 
     Args:
-        model: the model.
         mesh: the mesh whose ranks had the states.
         states: the states by rank of this mesh; one of each group of ranks with equal states suffices.
         names: the empty string for the parameters, and the names of the optimizer's states, in the order of the states.

@@ -212,7 +212,6 @@ def _check_results(plan: Plan, rounds: Sequence[_Round], deaths: _Deaths, name: 
     """Return, for each rank, the set of deaths (a bit mask) in which it finishes; raise PlanError for a wrong result.
 
     Args:
-        plan: the plan.
         rounds: the messages and fences of each round.
         deaths: all deaths to prove.
         name: the name of the plan in error messages.
