@@ -60,7 +60,7 @@ def _prefer_shared(below: float, *above: str) -> tuple[SizeRule, ...]:
 #
 # On 4 ranks, 4 KiB and 16 KiB take 36 and 85 us by `shared_one_shot`, and 156 and 378 us by the MPI library; 16 KiB
 # take as long by `shared_two_shot`.
-# In `shared_one_shot`, each rank reads the messages of all ranks, so its work grows with the number of ranks (times in us):
+# In `shared_one_shot`, each rank reads the messages of all ranks, so its work grows with the number of ranks. In us:
 #
 # 16 cores of an Intel Xeon  1 KiB  4 KiB  16 KiB  64 KiB  256 KiB  1 MiB
 # 8 ranks, shared_one_shot     5.0    8.3      25      93
