@@ -95,7 +95,6 @@ def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bou
         files: result files and directories.
         output: the page.
         machine: the value of --machine, None to fit models to the results.
-        no_bound: the value of --no-bound.
     """
     from hpccoll.measure.results.output_file import explain_write_errors, require_writable
     from hpccoll.report.barrier_sections import build_barrier_sections

@@ -36,7 +36,6 @@ def train_surviving(
 
     Args:
         mesh: the mesh of all ranks but the spares.
-        options: the training.
         device: `cpu`, or the GPU of this rank.
         spares: the number of ranks that wait to replace dead ones.
         checkpoints: when and where checkpoints are written.

@@ -126,7 +126,6 @@ def reduce_vector(
         sendbuf: as in mpi4py's method.
         recvbuf: as in mpi4py's method.
         op: the name of the reduction.
-        root: the root of a Reduce.
     """
     state = comm._find_state()
     if state is None:

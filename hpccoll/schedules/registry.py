@@ -139,7 +139,6 @@ def pipeline_schedule(
     """Return a decorator that registers a function, which yields a rank's passes, as the schedule `name`.
 
     Args:
-        name: the name of the schedule.
         activations: states the largest number of micro-batches whose activations a stage keeps.
         idle_time: returns the published idle time of each rank, or None if none is stated.
         find_misfit: returns the required numbers of stages and micro-batches in words, or None if they fit.

@@ -78,7 +78,6 @@ def broadcast_parameters(
     Args:
         model: the model, which knows the names and shapes of its parameters.
         full: on rank 0, all tensors by `join_name` of a prefix and a parameter's name; None on other ranks.
-        dtype: the dtype of the tensors.
         prefix: empty for the parameters, or the name of a state of the optimizer.
     """
     shards = model.list_full_parameters()

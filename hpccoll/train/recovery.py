@@ -105,7 +105,6 @@ def recover(comm: Communicator, options: TrainOptions, report: SurvivorReport, c
     Args:
         comm: the surviving ranks.
         options: the options of the training run.
-        report: the report of this rank.
         copies: the copies of the training state on this rank.
 
     Cost: rank 0 receives the states that it does not hold, and broadcasts the full parameters and optimizer state.

@@ -219,7 +219,7 @@ class _JsonReader:
     def fence(self, value: Any, where: str, n: int) -> FenceGroups:
         """Return the groups of ranks in the JSON record of a fence, such as `{"fence": [[0, 1], [2, 3]]}`.
 
-        N is the rank count.
+        `n` is the number of ranks.
 
         Raises UsageError, with the key `where`, if a group is empty or a rank occurs twice.
         """

@@ -148,7 +148,6 @@ def _find_passed(begun: Sequence[int], waits: dict[int, set[int]], deaths: _Deat
     Args:
         begun: for each rank, the deaths in which it begins the round.
         waits: the ranks for which each rank waits in the round.
-        deaths: all deaths of the proof.
         t: the round.
     """
     passed = []
