@@ -175,10 +175,9 @@ def make_algorithm(
 def get_registered(operation: Operation, name: str) -> Algorithm:
     """Return the registered algorithm `operation/name`.
 
-    Raises UnknownNameError, which lists the names, if there is none.
-
-    Only algorithms whose files are imported are registered: `catalogue.get_algorithm` imports all built-in ones. A name
-    such as `weighted@4:4:1` is that of an algorithm with the rates of links.
+    Raises UnknownNameError, which lists the names, if there is none. Only algorithms whose files are imported are
+    registered: `catalogue.get_algorithm` imports all built-in ones. A name such as `weighted@4:4:1` is that of an
+    algorithm with the rates of links.
     """
     base, at, rates = name.partition(RATES_MARK)
     known = REGISTERED.get((operation, base))

@@ -85,9 +85,7 @@ class ScheduleFamily:
     def shape(self, stages: int, microbatches: int, stages_per_rank: int | None = None) -> PipelineShape:
         """Return the sizes of a pipeline of `stages` stages.
 
-        Raises UsageError if the schedule's definition excludes them.
-
-        `stages_per_rank` is None for the default.
+        Raises UsageError if the schedule's definition excludes them. `stages_per_rank` is None for the default.
         """
         if misfit := self.explain_misfit(stages, microbatches, stages_per_rank):
             raise UsageError(misfit)

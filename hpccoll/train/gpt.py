@@ -289,9 +289,7 @@ class GptModel(TrainedModel[GptConfig]):
 def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: Any, cp: int) -> tuple[Any, Any]:
     """Return the unsplit model's logits (b, t, V), and the sum of its load-balancing losses times `aux_loss_coeff`.
 
-    Local.
-
-    The reference for `--check`. The positions of a rank of `cp` ranks in all samples are routed as one group.
+    Local. The reference for `--check`. The positions of a rank of `cp` ranks in all samples are routed as one group.
     """
 
     def apply(name: str, x: Any) -> Any:
