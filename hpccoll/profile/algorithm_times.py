@@ -14,7 +14,6 @@ the simulation does not model the scheduling of processes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,7 +32,7 @@ from hpccoll.profile.network_model import (
 )
 from hpccoll.selection import MPI_LIBRARY, BufferKind
 from hpccoll.selection.tuning_files import load_tuning_table
-from hpccoll.selection.tuning_table import MAX_SIZE_RATIO, MIN_BYTES, CandidateTiming, TuningSeries
+from hpccoll.selection.tuning_table import CandidateTiming, TuningSeries
 from hpccoll.units import format_count
 
 MODEL_ERROR: Final = 1 / 3  # largest usual error of the ratio of two simulated times, as a share of it
@@ -180,33 +179,13 @@ class AlgorithmTimes:
         if series is None or kind.ranks != self._graph.profile.size:
             return {}
         names = {timing.name for point in series.points for timing in point.timings}
-        timings = (interpolate_timing(series, name, kind.nbytes) for name in names)
+        timings = (series.interpolate(name, kind.nbytes) for name in names)
         return {timing.name: timing for timing in timings if timing is not None}
 
 
 def _has_algorithms(kind: ModelledTransfer) -> bool:
     """Whether transfers are collectives of several ranks with data; barriers stand for splits of communicators, too."""
     return kind.operation not in ("send", "barrier") and kind.ranks > 1
-
-
-def interpolate_timing(series: TuningSeries, name: str, nbytes: int) -> CandidateTiming | None:
-    """Return the time of an algorithm for a message of `nbytes` bytes; None if sizes near it are not measured.
-
-    Between two measured sizes, the logarithm of the time is linear in the logarithm of the size. A size is near if both
-    measured sizes are at most a factor 4 away.
-    """
-    size = max(nbytes, MIN_BYTES)
-    points = {
-        max(point.nbytes, MIN_BYTES): timing for point in series.points for timing in point.timings
-        if timing.name == name and timing.low > 0
-    }  # fmt: skip
-    below = max((each for each in points if each <= size), default=0)
-    above = min((each for each in points if each >= size), default=0)
-    if not below or not above or max(size / below, above / size) > MAX_SIZE_RATIO:
-        return None
-    share = math.log(size / below) / math.log(above / below) if below < above else 0.0
-    pairs = ((getattr(points[each], field) for each in (below, above)) for field in ("us", "low", "high"))
-    return CandidateTiming(name, *(math.exp((1 - share) * math.log(a) + share * math.log(b)) for a, b in pairs))
 
 
 def _compare_timings(other: CandidateTiming, used: CandidateTiming, recorded_us: float) -> TimeRatio:

@@ -13,7 +13,6 @@ import pytest
 
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Link, Machine, Operation
-from hpccoll.profile.algorithm_times import interpolate_timing
 from hpccoll.profile.chakra import encode_execution_trace
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.exports import export_profile, format_csv, format_perfetto
@@ -282,18 +281,6 @@ def test_ranks_that_share_cores_are_not_simulated():
     shared = replace(graph, profile=replace(graph.profile, is_oversubscribed=True))
     change = "algorithm=all_reduce/recursive_doubling"
     assert [WhatIf(each).predict([change])[0].bounds_s is None for each in (graph, shared)] == [False, True]
-
-
-def test_measured_times_are_interpolated_between_near_sizes_only():
-    measured_us = {8: 2.0, 128: 8.0}
-    points = tuple(
-        TuningPoint(nbytes, "today", (CandidateTiming("ring", us, us, us),)) for nbytes, us in measured_us.items()
-    )
-    series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, points)
-    times = {nbytes: interpolate_timing(series, "ring", nbytes) for nbytes in (4, 16, 32, 128, 256)}
-    known = {nbytes: timing.us for nbytes, timing in times.items() if timing is not None}
-    assert known == pytest.approx({4: 2, 32: 4, 128: 8})  # 128 bytes are more than four times as many as 16
-    assert interpolate_timing(series, "tree", 32) is None
 
 
 def make_messages():
