@@ -259,7 +259,7 @@ class WhatIf:
             most[kind.operation] = max(most.get(kind.operation, 0), kind.ranks)
         chosen: dict[str, list[tuple[int, str]]] = {}
         for number, kind in sorted(enumerate(self.transfers.kinds), key=lambda each: each[1].nbytes):
-            if kind.operation not in ("send", "barrier") and kind.ranks == most[kind.operation]:
+            if kind.has_algorithms and kind.ranks == most[kind.operation]:
                 estimate = self._times.estimate_ratio(number)
                 name = estimate.algorithm if estimate else find_fastest(kind, self.network.make_machine(kind))[0]
                 chosen.setdefault(kind.operation, []).append((kind.nbytes, name))

@@ -276,6 +276,15 @@ def test_a_tuning_table_of_wide_intervals_or_other_times_gives_bounds_only(doubt
     assert low_s < high_s
 
 
+@pytest.mark.parametrize("pair", [("ring", "shared_one_shot"), ("shared_one_shot", "ring")])
+def test_algorithms_in_shared_memory_are_not_simulated(pair):
+    used, other = pair
+    balanced, changed = WhatIf(make_one_size_graph(8, used)).predict(["balance", f"algorithm=all_reduce/{other}"])
+    assert balanced.seconds is not None
+    assert (changed.seconds, changed.bounds_s) == (None, None)
+    assert f"--engine mpi,all_reduce/{other}" in changed.assumption
+
+
 def test_ranks_that_share_cores_are_not_simulated():
     graph = make_one_size_graph(8)
     shared = replace(graph, profile=replace(graph.profile, is_oversubscribed=True))
