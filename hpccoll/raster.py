@@ -40,9 +40,8 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 def render_png(scene: Scene) -> bytes:
     """Return the contents of a PNG file of `scene`, with PNG_SCALE pixels per unit of length of the scene.
 
-    The scale is reduced if the picture would have more than MOST_PIXELS.
-
-    Raises UsageError if the picture is too large even at one pixel per unit of length.
+    The scale is reduced if the picture would have more than MOST_PIXELS. Raises UsageError if the picture is too large
+    even at one pixel per unit of length.
     """
     fits = (MOST_PIXELS / (scene.width * scene.height)) ** 0.5
     if fits < 1:

@@ -70,9 +70,8 @@ def parse_rank_counts(text: str) -> list[int]:
 def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
     """Return sizes from `smallest` to `largest`, each `factor` times the one before; 0 is followed by `factor`.
 
-    The last size is `largest`, also if it is not a multiple of the size before.
-
-    Raises UsageError if the range is empty or `factor` is below 2.
+    The last size is `largest`, also if it is not a multiple of the size before. Raises UsageError if the range is empty
+    or `factor` is below 2.
     """
     if smallest > largest or smallest < 0 or factor < 2:
         raise UsageError(

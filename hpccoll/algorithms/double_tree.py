@@ -175,7 +175,6 @@ def _overlay_two_trees(
         make_tree: returns the rounds of one tree, as `make_tree(position in the tree, n, chunks)`.
         rank: the ranks whose rounds are returned.
         n: the number of ranks.
-        root: the root rank.
         chunks: the number of chunks per tree.
     """
     if n == 1:

@@ -130,7 +130,6 @@ def _make_exchanges(rank: IntArray, places: TreePlaces, longest: int, phase: int
         places: the neighbours and depths of the ranks in their trees.
         longest: the round in which the roots first exchange.
         phase: 0, 1 or 2.
-        chunks: the number of chunks.
     """
     slot = (longest - places.lead - phase) % 3
     peer = np.choose(slot, [places.parent, places.left, places.right])

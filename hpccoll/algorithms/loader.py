@@ -198,9 +198,6 @@ def prove_algorithm(
     when called for that rank alone as when called for all ranks.
 
     Args:
-        candidate: the algorithm.
-        ranks: the number of ranks.
-        root: the root of a rooted operation.
         chunks: the number of chunks that a pipelined algorithm cuts the message into.
         counts: the numbers of elements for which sent and received sizes must match.
         nodes: the number of ranks on each node, or the ranks of each node; None for a single node.

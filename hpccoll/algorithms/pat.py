@@ -38,9 +38,8 @@ def _count_far_rounds(n: int, most: int | None) -> int:
 def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
     """Plan an all-gather: each block moves down its own binomial tree, farthest ranks first; blocks share messages.
 
-    A message holds at most `most` blocks (None: no limit). A lower `most` costs more rounds, not more bytes.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
+    A message holds at most `most` blocks (None: no limit). A lower `most` costs more rounds, not more bytes. Returns
+    the rounds for the ranks in the array `rank`, in a group of n ranks.
     """
     q = ceil_log2(n)
     far = _count_far_rounds(n, most)

@@ -92,7 +92,6 @@ def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
     """Read a published schedule, prove it, convert it to a plan, and return the results of all steps.
 
     Args:
-        path: the file.
         buffered: a number of buffered messages per link with which the schedule must not deadlock; None for no limit.
 
     Raises UsageError if the file cannot be read.

@@ -45,9 +45,8 @@ def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
 def doubling_cost(n: int) -> Cost:
     """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); c ranks send log2 c S each.
 
-    If n is not a power of two, ranks that also act for another rank (proxies) send S more.
-
-    Returns the cost of `all_reduce/recursive_doubling` on n ranks; S is the message size in bytes.
+    If n is not a power of two, ranks that also act for another rank (proxies) send S more. Returns the cost of
+    `all_reduce/recursive_doubling` on n ranks; S is the message size in bytes.
     """
     rounds = n.bit_length() - 1
     return folded_cost(n, rounds, Fraction(rounds))
@@ -119,9 +118,8 @@ def _count_block_steps(n: int) -> int:
 def all_gather_cost(n: int) -> Cost:
     """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); ranks send (n-1)/n S on average.
 
-    Rank 0 sends most: (n-1)/n S, or more if n is not a power of two.
-
-    Returns the cost of `all_gather/recursive_doubling` on n ranks; S is the message size in bytes.
+    Rank 0 sends most: (n-1)/n S, or more if n is not a power of two. Returns the cost of
+    `all_gather/recursive_doubling` on n ranks; S is the message size in bytes.
     """
     core, extras = floor_power_of_two(n), n - floor_power_of_two(n)
     doubled = sum((1 << t) + min(1 << t, extras) for t in range(n.bit_length() - 1))

@@ -64,8 +64,6 @@ class Algorithm:
         """Return the plan for `ranks` ranks; arguments that the algorithm does not use are ignored.
 
         Args:
-            ranks: the number of ranks.
-            root: the root of a rooted operation.
             chunks: the number of chunks that a pipelined algorithm cuts the message into.
             nodes: the number of ranks on each node, in rank order, or the ranks of each node; None for a single node.
 
@@ -177,10 +175,9 @@ def make_algorithm(
 def get_registered(operation: Operation, name: str) -> Algorithm:
     """Return the registered algorithm `operation/name`.
 
-    Raises UnknownNameError, which lists the names, if there is none.
-
-    Only algorithms whose files are imported are registered: `catalogue.get_algorithm` imports all built-in ones. A name
-    such as `weighted@4:4:1` is that of an algorithm with the rates of links.
+    Raises UnknownNameError, which lists the names, if there is none. Only algorithms whose files are imported are
+    registered: `catalogue.get_algorithm` imports all built-in ones. A name such as `weighted@4:4:1` is that of an
+    algorithm with the rates of links.
     """
     base, at, rates = name.partition(RATES_MARK)
     known = REGISTERED.get((operation, base))

@@ -118,10 +118,8 @@ def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> 
     """Plan a reduce-scatter that reduces first within each node, then between nodes on a ring.
 
     Within its node, each rank reduces the blocks whose receivers, on any node, have its local rank. The ranks of equal
-    local rank then run a ring reduce-scatter of these blocks.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node).
+    local rank then run a ring reduce-scatter of these blocks. Returns the rounds for the ranks in the array `rank`, in
+    a group of n ranks. `nodes` has the ranks of each node (None: one node).
     """
     return _reduce_scatter(rank, n, nodes, "ring")
 
@@ -281,10 +279,8 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-to-all that exchanges blocks first within each node, then between nodes.
 
     Each rank loads, from all ranks of its node, the blocks whose receivers have its local rank. The rank then sends one
-    message to the rank of equal local rank on each other node.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node).
+    message to the rank of equal local rank on each other node. Returns the rounds for the ranks in the array `rank`, in
+    a group of n ranks. `nodes` has the ranks of each node (None: one node).
     """
     columns = _Columns(rank, n, nodes)
     if columns.size == 1:

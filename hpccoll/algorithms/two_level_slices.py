@@ -191,10 +191,9 @@ def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Roun
 def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
     """S bytes on N nodes of L ranks take 2 + log2 N steps (N = 2**m); every rank moves (2 (L-1) + log2 N) S/L.
 
-    If N is not a power of two, the all-reduce takes two more steps.
-
-    Returns the cost of `all_reduce/hierarchical_doubling` on n ranks; S is the message size in bytes. `nodes` has the
-    ranks of each node (None: one node).
+    If N is not a power of two, the all-reduce takes two more steps. Returns the cost of
+    `all_reduce/hierarchical_doubling` on n ranks; S is the message size in bytes. `nodes` has the ranks of each node
+    (None: one node).
     """
     return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), "recursive_doubling")
 

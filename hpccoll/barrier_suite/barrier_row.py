@@ -35,7 +35,6 @@ def make_barrier_record(
         key: engine, algorithm, arrival pattern and number of ranks.
         times: the times of all rounds.
         spread_s: the largest planned delay.
-        nodes: the number of nodes.
         clock_error_s: the error of the clock on which the times were read.
         machine: the name of the machine model of `prediction`.
         prediction: the simulated times; None without a simulation.

@@ -40,7 +40,6 @@ def fit_to_barriers(plans: Sequence[Plan], completions_s: Sequence[float], nodes
     """Return the machine model on which the simulated times of barriers are closest to the measured ones.
 
     Args:
-        plans: the plans of the barriers.
         completions_s: the measured median time of each barrier if all ranks enter together.
         nodes: the number of ranks on each node.
 

@@ -37,7 +37,6 @@ def time_straggler_rounds(
         rounds: the number of rounds of all patterns together, rounded up to whole batches.
         barrier_s: the median time of the barrier in seconds if all ranks enter together.
         spread_s: the largest delay of the patterns in seconds.
-        seed: the seed of the patterns.
         extra_s: a delay of this rank in seconds that is not part of the patterns.
     """
     batch = max(1, -(-rounds // (BATCHES * len(patterns))))

@@ -100,8 +100,8 @@ class BenchOutput(RunOutput):
     def _open_text(self, stack: ExitStack) -> None:
         """Choose the stream and the form of the output for people.
 
-        Rows are printed as they finish or, with --full, as one table at the end, after a progress bar. Closing `stack`
-        ends the bar.
+        Rows are printed as they finish or, with --full or `--algorithm all` and room for its columns, as one table at
+        the end. Before such a table, or in a log without a terminal, progress is shown until `stack` is closed.
         """
         from hpccoll.measure.display.result_rows import ResultRows
         from hpccoll.measure.display.table import FULL_WIDTH

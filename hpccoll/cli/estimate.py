@@ -153,7 +153,6 @@ def _run_search(
         efficiency: the fraction of the peak rate at which ranks compute.
         top: the number of meshes to print.
         options: the options of the command, by parameter; zero and recompute restrict the search unless None.
-        json_file: the value of --json.
     """
     unused = list_given_options("mesh", "microbatches", "sequence_parallel")
     if unused:

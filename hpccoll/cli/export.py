@@ -92,7 +92,6 @@ def _make_plan(name: str, ranks: int | None, root: int, chunks: int | None, nbyt
 
     Args:
         ranks: the number of ranks; None for that of the file, or DEFAULT_RANKS.
-        root: the root of a rooted operation.
         chunks: the number of chunks; None for the number that a run of `nbytes` bytes would use.
         nbytes: the message size in bytes.
     """

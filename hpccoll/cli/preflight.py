@@ -146,13 +146,7 @@ def _check_outputs(coordinator: Coordinator, exclude_file: str | None, json_file
 def _report_reachability(
     results: PreflightResults, threshold: float, exclude_file: str | None, json_file: str | None
 ) -> int:
-    """Write and print the results of --reach, a check of TCP connections between nodes; return the exit status.
-
-    Args:
-        threshold: the value of --threshold.
-        exclude_file: the value of --exclude-file.
-        json_file: the value of --json.
-    """
+    """Write and print the results of --reach, a check of TCP connections between nodes; return the exit status."""
     faults = find_faults(results, threshold)
     with open_json_lines(json_file) as lines:
         lines.write(make_serial_run_record())

@@ -42,10 +42,8 @@ def verify_published(paths: Sequence[str], buffered: int | None, machine: str | 
     """Prove the schedules of other tools in files, print a table, and raise HpccollError if one is wrong.
 
     Args:
-        paths: the files.
         buffered: refuse a schedule that deadlocks with this number of buffered messages per link; None refuses none.
         machine: the value of --machine, a network with whose optimum correct schedules are compared, or None.
-        json_file: the value of --json.
     """
     if not is_printing_rank():
         return

@@ -95,8 +95,6 @@ def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bou
         files: result files and directories.
         output: the page.
         machine: the value of --machine, None to fit models to the results.
-        no_bound: the value of --no-bound.
-        json_file: the value of --json.
     """
     from hpccoll.measure.results.output_file import explain_write_errors, require_writable
     from hpccoll.report.barrier_sections import build_barrier_sections

@@ -119,7 +119,6 @@ def are_schedules(names: Sequence[str], *others: str) -> bool:
     """Whether `names`, given on the command line, are pipeline schedules; False for collective algorithms.
 
     Args:
-        names: the names.
         others: parameters of the command that are for collective algorithms alone.
 
     Raises:

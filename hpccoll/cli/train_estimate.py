@@ -21,9 +21,7 @@ def estimate_training(strategy: str, options: TrainOptions, machine: str | None,
 
     Args:
         strategy: the mesh, such as `dp=2,tp=2`; an axis without a number takes the ranks of the job.
-        options: the training.
         machine: the value of --machine; None for the default machine model.
-        json_file: the value of --json.
 
     Raises:
         UsageError: the mesh does not fit the job or the model, or the machine has no peak rate or no memory.

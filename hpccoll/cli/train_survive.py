@@ -36,12 +36,10 @@ def train_surviving(
 
     Args:
         mesh: the mesh of all ranks but the spares.
-        options: the training.
         device: `cpu`, or the GPU of this rank.
         spares: the number of ranks that wait to replace dead ones.
         checkpoints: when and where checkpoints are written.
         directory: the directory for checkpoints on rank 0; None on other ranks, or without checkpoints.
-        json_file: the value of --json.
         run: the record of kind `run`.
 
     Returns:

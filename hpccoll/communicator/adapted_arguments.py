@@ -155,7 +155,6 @@ def split_into(
     Args:
         out: one array per rank.
         x: the input, as one array.
-        rank: this rank.
         size: the number of ranks.
         counts: the number of rows of each block, if blocks differ in size, else None.
 

@@ -190,7 +190,6 @@ class CartesianCommunicator(Communicator):
             name: the collective, for error messages.
             blocks: one array per neighbor.
             x: the user's array, which a new array resembles.
-            shape: the shape of the result.
             out: the array for the result; None makes a new one.
         """
         self._require_open()

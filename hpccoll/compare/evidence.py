@@ -139,7 +139,6 @@ def compute_rounds(variance: float, significance: float, change: float) -> int |
 
     Args:
         variance: the variance of the logarithm of the ratio of the two runs of a round.
-        significance: the significance of the test.
         change: the change to show, as a fraction such as 0.05.
 
     Returns:

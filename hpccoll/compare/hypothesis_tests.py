@@ -44,7 +44,6 @@ def compute_p_values(log_ratios: Floats, errors: Floats, degrees: Floats) -> Flo
     """Return two-sided p-values of t tests of whether ratios differ from 1, one per ratio.
 
     Args:
-        log_ratios: logarithms of the ratios.
         errors: the standard errors of `log_ratios`.
         degrees: the degrees of freedom of the errors.
     """
@@ -57,7 +56,6 @@ def compute_interval(log_ratio: float, error: float, degrees: float, confidence:
     """Return the lower and the upper end of a ratio's confidence interval by the t distribution.
 
     Args:
-        log_ratio: the logarithm of the ratio.
         error: the standard error of `log_ratio`.
         degrees: the degrees of freedom of the error.
         confidence: the confidence, such as 0.95.

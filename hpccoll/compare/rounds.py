@@ -164,8 +164,6 @@ def _explain_failure(command: BenchmarkCommand, number: int, status: int | None,
     """Return the error for a run that failed or wrote no result file.
 
     Args:
-        command: the command of the run.
-        number: the round.
         status: the exit status, which determines the class of the error; None if the run took too long.
         log: the file with the command's output.
     """

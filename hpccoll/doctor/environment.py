@@ -111,7 +111,6 @@ def check_environment(environ: Mapping[str, str], ranks: int, cores: int, defaul
     """Return findings on harmful settings, thread counts and misspelt HPCCOLL_ variables, or one OK finding.
 
     Args:
-        environ: the environment variables.
         ranks: number of ranks of this job on this host.
         cores: number of cores that the ranks of this job on this host may use.
         default_threads: number of threads that torch starts per rank if OMP_NUM_THREADS is unset; 1 without torch.

@@ -81,7 +81,6 @@ def prepare_contenders(
     """Bind algorithms of hpccoll and other libraries to the buffers of one benchmark. Collective over `comm`.
 
     Args:
-        comm: the communicator of the ranks.
         peers: the other libraries, already started.
         workload: the operation with its buffers.
         algorithms: names of hpccoll's algorithms, or `auto`.

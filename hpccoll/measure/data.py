@@ -52,10 +52,8 @@ class ExpectedResult:
 def make_input(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> HostArray:
     """Return the input of `rank` for reduction `op`: a new array of `count` pseudo-random elements.
 
-    The elements differ between ranks, and between seeds.
-
-    Floats lie in [-1, 1), or near 1 for products, so that no result overflows. Sums and products of integers may
-    overflow, which all engines handle by wrapping around.
+    The elements differ between ranks, and between seeds. Floats lie in [-1, 1), or near 1 for products, so that no
+    result overflows. Sums and products of integers may overflow, which all engines handle by wrapping around.
     """
     return repeat(make_period(dtype, seed, rank, count, op), count)
 
@@ -130,10 +128,9 @@ def _block(array: HostArray, rank: int, n: int) -> slice:
 def expect_reduced(inputs: Iterable[HostArray], op: str) -> ExpectedResult:
     """Return the expected result of reducing `inputs` by the reduction `op`.
 
-    The result is exact for booleans, integers, min and max, and computed in double precision otherwise.
-
-    The error bound, 4 (n + 1) eps times the reduction of |input|, holds for any order in which n inputs are reduced.
-    `inputs` may be a generator: only one input is held at a time.
+    The result is exact for booleans, integers, min and max, and computed in double precision otherwise. The error
+    bound, 4 (n + 1) eps times the reduction of |input|, holds for any order in which n inputs are reduced. `inputs` may
+    be a generator: only one input is held at a time.
     """
     remaining = iter(inputs)
     first = next(remaining)

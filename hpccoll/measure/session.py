@@ -155,9 +155,7 @@ class BenchmarkSession:
     ) -> Generator[CollectiveRecord, None, None]:
         """Time a call by all engines and algorithms, in turns; yield each record when its timing ends.
 
-        Records whose key is in `finished` are left out.
-
-        Collective. To stop early, all ranks close the generator.
+        Records whose key is in `finished` are left out. Collective. To stop early, all ranks close the generator.
         """
         algorithms = [
             name for name in self.list_algorithms(task) if self._make_case(task, OWN, name).key not in finished

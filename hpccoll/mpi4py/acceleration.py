@@ -141,7 +141,6 @@ class Acceleration:
 
         Args:
             op: the name of the reduction; ignored by operations that do not reduce.
-            dtype: the element type.
             count: elements of one block in an operation with a block per rank, else of the whole vector; or a tuple of
                 the elements of each rank's block.
         """

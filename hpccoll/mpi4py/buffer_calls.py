@@ -123,12 +123,9 @@ def reduce_vector(
     Returns False if the MPI library must carry out the call instead. An Exscan leaves the result of rank 0 as it is.
 
     Args:
-        comm: the communicator.
-        operation: the collective.
         sendbuf: as in mpi4py's method.
         recvbuf: as in mpi4py's method.
         op: the name of the reduction.
-        root: the root of a Reduce.
     """
     state = comm._find_state()
     if state is None:

@@ -253,7 +253,6 @@ class ObjectsOverBuffers(BufferCollectives):
             encoded: this rank's array.
             headers: the element types, shapes and orders of all ranks' arrays.
             op: the name of the reduction.
-            root: the root of a reduce.
         """
         header = headers[self.rank]
         data = encoded.flatten()

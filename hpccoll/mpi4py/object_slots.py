@@ -109,7 +109,6 @@ class ObjectSlots:
             use: mpi4py's method, such as `gather`, for which `prepare` was called.
             x: the slots that this rank sends; None on ranks without input.
             out: the slots for the result; None if it is `x`.
-            root: the root of the method.
         """
         operation, root, algorithm = self.calls[use, root]
         if algorithm is None:

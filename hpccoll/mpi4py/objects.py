@@ -166,7 +166,6 @@ def decode(header: ObjectHeader, memory: Any, offset: int = 0, *, copy: bool = T
     """Return the object that a header describes.
 
     Args:
-        header: the header.
         memory: a buffer with the object's bytes, from byte `offset` on.
         copy: whether arrays must not share `memory`.
     """

@@ -39,8 +39,6 @@ def pass_later_calls(
     """Let native code call the MPI library for later calls like this one, if it was selected for all of them. Local.
 
     Args:
-        comm: the communicator.
-        operation: the collective.
         arrays: input and output of this call; the output is None if the input is also the output, or there is none,
             and the input is None on ranks that have none.
         message: the buffer by whose type and size the MPI library was selected; None if mpi4py refuses the buffer.

@@ -51,9 +51,8 @@ def list_basic_types() -> dict[int, np.dtype[Any]]:
 def find_element_type(datatype: MPI.Datatype) -> np.dtype[Any]:
     """Return the NumPy dtype of an MPI datatype's elements: of its only basic type, or `BYTES` if it mixes several.
 
-    All ranks of a legal call get the same result, even if they pass different datatypes.
-
-    Cost: about 10 us for a derived type, because MPI does not know its signature.
+    All ranks of a legal call get the same result, even if they pass different datatypes. Cost: about 10 us for a
+    derived type, because MPI does not know its signature.
     """
     dtype = list_basic_types().get(datatype.handle)
     if dtype is not None:

@@ -47,7 +47,6 @@ class ActivityLog:
         """Record an activity that began at `begin_s` (seconds of `time.perf_counter`) and ends now.
 
         Args:
-            kind: the kind of the activity.
             name: the name of the activity in a profile.
             begin_s: when it began.
             collective: the name of the collective operation, equal on all of its ranks; empty for other activities.

@@ -117,9 +117,8 @@ class AxisGroup:
     def start_all_gather(self, x: Any, out: Any) -> Work[Any]:
         """Start gathering every rank's `x` (m elements) into `out` (ranks m), without blocking.
 
-        Collective over the group.
-
-        Within a node, `x` should be a buffer of `empty`, and `x` may be this rank's part of `out`.
+        Collective over the group. Within a node, `x` should be a buffer of `empty`, and `x` may be this rank's part of
+        `out`.
         """
         algorithm = self._get_node_algorithm(x)
         return self._start(

@@ -62,10 +62,8 @@ class _GatherFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] 
     def forward(ctx: Any, x: Any, tp: AxisGroup, features: tuple[int, ...], is_last: bool) -> Any:
         """Return the x (b, features) of all tensor-parallel ranks, joined as (b, sum of features).
 
-        Collective over `tp`.
-
-        `features` has the number of features of each rank. `is_last` states that all ranks compute the same loss from
-        the output.
+        Collective over `tp`. `features` has the number of features of each rank. `is_last` states that all ranks
+        compute the same loss from the output.
         """
         ctx.tp, ctx.features, ctx.is_last = tp, features, is_last
         return tp.all_gather(x.T.contiguous(), features).T.contiguous()

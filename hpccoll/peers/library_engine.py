@@ -35,7 +35,6 @@ class LibraryEngine(Protocol):
         Every call of the returned function is collective over the engine's ranks.
 
         Args:
-            operation: the collective.
             source: 1-D contiguous input of this rank, or None.
             result: 1-D contiguous output of this rank, or None. The operation is in place if
                 `source is result`, or, for operations with blocks, if one is the rank's own block of the other.

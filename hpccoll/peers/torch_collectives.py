@@ -31,7 +31,6 @@ class TorchCollectives:
         """Return a function that starts a collective on these tensors and returns torch's Work.
 
         Args:
-            operation: the collective.
             source: 1-D input; None if this rank has none.
             result: 1-D output; None if this rank has none.
             op: torch's ReduceOp if the operation reduces, else None.

@@ -81,7 +81,6 @@ def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank:
 
     Args:
         make: returns the rounds of a plan among ranks 0 to size - 1, for an array of ranks.
-        groups: the groups.
         rank: the ranks whose rounds are returned.
     """
     group, slot = groups.locate(rank)
@@ -100,7 +99,6 @@ def run_across_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, r
 
     Args:
         make: returns the rounds of a plan among as many ranks as there are groups, for an array of group numbers.
-        groups: the groups.
         rank: the ranks whose rounds are returned.
         slots: the number of ranks per group that take part.
     """

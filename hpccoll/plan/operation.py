@@ -200,7 +200,6 @@ def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Ma
         rank: the ranks.
         n: the number of ranks of the plan.
         chunks: the number of chunks per rank.
-        root: the root rank.
     """
     chunk, ranks = np.arange(chunks), rank[:, None]
     if kind == "own":

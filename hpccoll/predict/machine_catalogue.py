@@ -160,9 +160,8 @@ def parse_machine(text: str, source: str) -> Machine:
 def build_machine(found: Mapping[str, Any], where: str) -> Machine:
     """Return the machine model that a TOML file describes.
 
-    `found` is the parsed content of the file, and `where` the file's name for error messages.
-
-    Raises a MachineError that names a key if the key is missing, unknown, of the wrong type or out of range.
+    `found` is the parsed content of the file, and `where` the file's name for error messages. Raises a MachineError
+    that names a key if the key is missing, unknown, of the wrong type or out of range.
     """
     try:
         file = msgspec.convert(found, MachineDescription)

@@ -47,7 +47,6 @@ def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[E
     """Measure links and this node as rank 0 commands, until rank 0 sends `end`. Every rank but rank 0 calls this.
 
     Args:
-        comm: the communicator of the job.
         options: the options of the preflight, equal on all ranks.
         failure: the exception that mpi4py raises if a connection fails, such as `MPI.Exception`.
     """
@@ -78,7 +77,6 @@ def _execute_command(
     """Measure the link to a peer (command `pair`) or the speed of this node (command `speed`).
 
     Args:
-        comm: the communicator of the job.
         command: a command of the coordinator, with its arguments.
         limit_s: seconds after which a message counts as lost.
         failure: the exception that mpi4py raises if a connection fails.

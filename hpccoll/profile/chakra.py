@@ -78,7 +78,6 @@ def _encode_node(number: int, name: str, kind: int, begin_us: float, duration_us
 
     Args:
         number: the id of the node, from 1.
-        name: the name of the node.
         kind: the type of the node, such as `COLLECTIVE`.
         begin_us: the start time of the node in microseconds.
         duration_us: the duration of the node in microseconds.

@@ -180,7 +180,6 @@ def make_traced(recorder: ProfileRecorder, code: int, method: TracedMethod, orig
     """Return the method that replaces `original` and records its calls; class methods stay class methods.
 
     Args:
-        recorder: the recorder of this process.
         code: the index of `method` in `list_methods`, by which entries name the method.
         method: where the arguments of a call are.
         original: the function or class method that a call carries out.
@@ -198,8 +197,6 @@ def _replace_methods(recorder: ProfileRecorder, classes: Sequence[type], owners:
     """Replace methods of classes by methods that record their calls; inherited methods stay.
 
     Args:
-        recorder: the recorder of this process.
-        classes: the classes.
         owners: the names of the classes in `list_methods` whose methods are replaced; None for a class's own name.
     """
     for code, method in enumerate(list_methods()):

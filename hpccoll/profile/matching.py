@@ -116,9 +116,8 @@ class _Matcher:
 def match_calls(profile: JobProfile, columns: CallColumns) -> Matches:
     """Return the collective or message of each call, and the calls of other ranks that it needs.
 
-    In `columns`, calls that start a persistent request get the arguments with which the request was made.
-
-    Cost: about 2 us per call.
+    In `columns`, calls that start a persistent request get the arguments with which the request was made. Cost: about 2
+    us per call.
     """
     matcher = _Matcher(profile, columns, Matches.make_empty(len(columns.rank)))
     _collect_operations(matcher)

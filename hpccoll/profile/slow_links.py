@@ -94,9 +94,8 @@ class _Pair:
 def find_slow_messages(graph: CallGraph) -> tuple[tuple[SlowNode, ...], tuple[SlowLink, ...]]:
     """Return the nodes with slow links to other nodes, and the other slow pairs of ranks; each, the most costly first.
 
-    Slow pairs of ranks within a slow node are among the other pairs.
-
-    Cost: one replay per slow node and per other slow pair, and one replay without a change.
+    Slow pairs of ranks within a slow node are among the other pairs. Cost: one replay per slow node and per other slow
+    pair, and one replay without a change.
     """
     placement = Placement.read(graph.profile)
     pairs = _list_pairs(graph, placement)

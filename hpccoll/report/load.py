@@ -181,9 +181,8 @@ class Results:
 def load_results(paths: Sequence[str | Path]) -> Results:
     """Return the records of the result files in `paths` and of all `*.jsonl` files below the directories in `paths`.
 
-    Runs without a record to show are left out, unless their command should have written measurements.
-
-    Raises UsageError if a file cannot be read or is invalid, or no file has a record to show.
+    Runs without a record to show are left out, unless their command should have written measurements. Raises UsageError
+    if a file cannot be read or is invalid, or no file has a record to show.
     """
     results = Results()
     for path in paths:

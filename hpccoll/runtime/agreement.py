@@ -27,9 +27,8 @@ def wait_for_ranks(comm: MPI.Intracomm, progress: Progress) -> None:
 def wait_for_members(comm: MPI.Intracomm, members: Sequence[int], progress: Progress, number: int = 0) -> int:
     """Block as `wait_for_ranks` does, but only until the ranks `members` of `comm` have called this function.
 
-    Returns the `number` that the first member has passed, from 0 to 2**32 - 1.
-
-    Cost: every other member sends a message of 4 bytes to the first member and receives one.
+    Returns the `number` that the first member has passed, from 0 to 2**32 - 1. Cost: every other member sends a message
+    of 4 bytes to the first member and receives one.
 
     Raises:
         WaitTimeoutError: a rank has not called this function before the deadline of `progress`; on the first member,

@@ -262,9 +262,8 @@ def _get_namespace() -> int:
 def detect_layout(comm: MPI.Intracomm, recorder_file: str = "") -> RankLayout:
     """Return the host, node, cores and process of each rank of `comm`. Collective, with the same result on every rank.
 
-    `recorder_file` is the name of this process's recorder file, for its `ProcessId`.
-
-    Cost: one all-gather of about 200 bytes per rank.
+    `recorder_file` is the name of this process's recorder file, for its `ProcessId`. Cost: one all-gather of about 200
+    bytes per rank.
     """
     module = load_mpi()
     cores = sum(1 << core for core in os.sched_getaffinity(0))  # as bits, because sets of 256 cores are long messages

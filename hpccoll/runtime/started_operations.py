@@ -39,9 +39,8 @@ class StartedOperations:
     def fail(self, make_error: Callable[[str], CommunicationError]) -> None:
         """Let the operations in flight fail, because the communicator has become unusable.
 
-        `make_error` returns the error for the name of an operation.
-
-        An operation that an exception has ended fails with its own error, but may also have begun to send messages.
+        `make_error` returns the error for the name of an operation. An operation that an exception has ended fails with
+        its own error, but may also have begun to send messages.
         """
         for operation in self.list_live():
             if not operation.done or operation.error is not None:

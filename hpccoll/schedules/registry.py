@@ -85,9 +85,7 @@ class ScheduleFamily:
     def shape(self, stages: int, microbatches: int, stages_per_rank: int | None = None) -> PipelineShape:
         """Return the sizes of a pipeline of `stages` stages.
 
-        Raises UsageError if the schedule's definition excludes them.
-
-        `stages_per_rank` is None for the default.
+        Raises UsageError if the schedule's definition excludes them. `stages_per_rank` is None for the default.
         """
         if misfit := self.explain_misfit(stages, microbatches, stages_per_rank):
             raise UsageError(misfit)
@@ -139,7 +137,6 @@ def pipeline_schedule(
     """Return a decorator that registers a function, which yields a rank's passes, as the schedule `name`.
 
     Args:
-        name: the name of the schedule.
         activations: states the largest number of micro-batches whose activations a stage keeps.
         idle_time: returns the published idle time of each rank, or None if none is stated.
         find_misfit: returns the required numbers of stages and micro-batches in words, or None if they fit.

@@ -51,8 +51,6 @@ def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, 
     """Return the seconds that the cost model predicts for an algorithm; infinity if the algorithm states no cost.
 
     Args:
-        algorithm: the algorithm.
-        ranks: the number of ranks.
         chunks: the number of chunks of a pipelined algorithm; others ignore it.
         nbytes: the message size in bytes.
         link: the cost of a message.

@@ -43,9 +43,8 @@ def find_links_path(environ: Mapping[str, str] = os.environ) -> Path | None:
 def read_links(path: Path) -> dict[str, tuple[float, float]]:
     """Return the rates of links stored in the file `path`, by host: GB/s of uplink and downlink.
 
-    The result is empty if the file is missing.
-
-    Raises UsageError if the file cannot be read or does not hold link rates.
+    The result is empty if the file is missing. Raises UsageError if the file cannot be read or does not hold link
+    rates.
     """
     try:
         return _parse_links(json.loads(read_limited(path, MOST_BYTES).decode()))

@@ -46,19 +46,28 @@ def _prefer_shared(below: float, *above: str) -> tuple[SizeRule, ...]:
     )
 
 
-# The rules follow from timings with new arrays in each call, on two cores of an AMD EPYC, with MPICH 5.0.2.
-# An all_reduce of 8 B, 4 KiB, 64 KiB and 1 MiB on 2 ranks takes 2.0, 4.5, 28 and 198 us by the MPI library.
-# On 2 ranks, an all_reduce of 8 B, 4 KiB, 64 KiB and 1 MiB takes 0.5, 1.2, 12 and 198 us by `shared_one_shot`.
-# On 2 ranks, an all_reduce of 8 B, 4 KiB, 64 KiB and 1 MiB takes 0.6, 1.3, 5.4 and 145 us by `shared_two_shot`.
-# An all_reduce of 64 KiB, 256 KiB, 1 MiB and 4 MiB on 4 ranks takes 286, 575, 1246 and 4418 us by the MPI library.
-# For 64 KiB, 256 KiB, 1 MiB and 4 MiB on 4 ranks, `shared_two_shot` takes 99, 363, 1088 and 3097 us.
-# For 4 KiB and 16 KiB on 4 ranks, `shared_one_shot` takes 36 and 85 us, and the MPI library 156 and 378 us.
-# For 16 KiB on 4 ranks, `shared_two_shot` takes as long as `shared_one_shot`.
-# In `shared_one_shot`, each rank reads the messages of all ranks, so its work grows with the number of ranks.
-# On 8 ranks (16 cores of an Intel Xeon), `shared_one_shot` takes 5.0, 25 and 93 us for 1 KiB, 16 KiB and 64 KiB.
-# On 16 ranks (16 cores of an Intel Xeon), `shared_one_shot` takes 7.7, 49 and 200 us for 1 KiB, 16 KiB and 64 KiB.
-# For 16 KiB and 64 KiB, `shared_two_shot` takes 11 and 24 us on 8 ranks of the Xeon, 17 and 36 us on 16 ranks.
-# For 256 KiB and 1 MiB on 8 ranks of the Xeon, `shared_two_shot` takes 90 and 392 us, and `rabenseifner` 137 and 478.
+# The rules follow from timings of all_reduce with new arrays in each call, on two cores of an AMD EPYC, with MPICH
+# 5.0.2. The tables have medians in us.
+#
+# 2 ranks          8 B  1 KiB  4 KiB  16 KiB  64 KiB  256 KiB  1 MiB
+# MPI library      2.0    4.2    4.5      15      28       73    198
+# shared_one_shot  0.5    0.8    1.2     3.9      12       37    198
+# shared_two_shot  0.6    0.9    1.3     2.1     5.4       17    145
+#
+# 4 ranks          64 KiB  256 KiB  1 MiB  4 MiB
+# MPI library         286      575   1246   4418
+# shared_two_shot      99      363   1088   3097
+#
+# On 4 ranks, 4 KiB and 16 KiB take 36 and 85 us by `shared_one_shot`, and 156 and 378 us by the MPI library; 16 KiB
+# take as long by `shared_two_shot`.
+# In `shared_one_shot`, each rank reads the messages of all ranks, so its work grows with the number of ranks. In us:
+#
+# 16 cores of an Intel Xeon  1 KiB  4 KiB  16 KiB  64 KiB  256 KiB  1 MiB
+# 8 ranks, shared_one_shot     5.0    8.3      25      93
+# 8 ranks, shared_two_shot                     11      24       90    392
+# 8 ranks, rabenseifner                                        137    478
+# 16 ranks, shared_one_shot    7.7     12      49     200
+# 16 ranks, shared_two_shot                    17      36
 ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     (Operation.ALL_REDUCE, BufferKind.HOST): (
         SizeRule(KiB, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
@@ -68,39 +77,33 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(256 * KiB, ("shared_two_shot", MPI_LIBRARY)),
         SizeRule(ANY_SIZE, ("shared_two_shot", "rabenseifner")),
     ),
-    # With symmetric buffers on 2 ranks, `shared_two_shot` takes 1.2 and 2.1 us for 8 B and 64 KiB, MPI 3.3 and 24 us.
-    # On 4 ranks that share 2 cores, `shared_two_shot` takes 9.9 and 13 us for 8 B and 64 KiB, MPI 19 and 96 us.
+    # With symmetric buffers, 8 B and 64 KiB take 1.2 and 2.1 us by `shared_two_shot` on 2 ranks, 3.3 and 24 us by MPI.
+    # On 4 ranks that share 2 cores, they take 9.9 and 13 us by `shared_two_shot`, 19 and 96 us by MPI.
     (Operation.ALL_REDUCE, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared_two_shot",)),),
     (Operation.BARRIER, BufferKind.HOST): (
         SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=16),
         SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),
     ),
-    # The following times are from two cores of an EPYC, of calls on inputs that every rank has just written.
-    # MPI stands for MPICH, and the message sizes are those of the whole message.
-    # On 2 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 8.9, 56, 97, 350 and 1810 us by MPI.
-    # On 2 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.3, 18, 64, 226 and 1110 us by `shared`.
-    # On 2 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 9.4, 47, 83, 222 and 1910 us by MPI.
-    # On 2 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.3, 17, 59, 232 and 1940 us by `shared`.
-    # On 2 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 14, 70, 152, 835 and 18500 us by MPI.
-    # On 2 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 1.9, 14, 56, 272 and 2100 us by `shared`.
-    # On 2 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 11, 52, 114, 371 and 3090 us by MPI.
-    # On 2 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.1, 14, 51, 177 and 1750 us by `shared`.
-    # On 2 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 15, 32, 79, 246 and 2180 us by MPI.
-    # On 2 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 2.4, 15, 52, 235 and 2260 us by `shared`.
-    # On 4 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 30, 149, 311, 679 and 4560 us by MPI.
-    # On 4 ranks, a broadcast of 16 and 256 KiB, 1, 4 and 16 MiB takes 13, 86, 237, 669 and 3880 us by `shared`.
-    # On 4 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 34, 93, 204, 702 and 4710 us by MPI.
-    # On 4 ranks, an all_gather of 16 and 256 KiB, 1, 4 and 16 MiB takes 9, 37, 196, 776 and 4950 us by `shared`.
-    # On 4 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 49, 184, 508, 3730 and 36200 us by MPI.
-    # On 4 ranks, a reduce of 16 and 256 KiB, 1, 4 and 16 MiB takes 12, 53, 236, 1620 and 6890 us by `shared`.
-    # On 4 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 32, 114, 297, 1250 and 7440 us by MPI.
-    # On 4 ranks, a reduce_scatter of 16 and 256 KiB, 1, 4 and 16 MiB takes 8, 41, 157, 1070 and 5130 us by `shared`.
-    # On 4 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 37, 107, 216, 1510 and 6660 us by MPI.
-    # On 4 ranks, an all_to_all of 16 and 256 KiB, 1, 4 and 16 MiB takes 13, 84, 211, 1220 and 5640 us by `shared`.
-    # If the cores have no common cache, a broadcast of 512 KiB on 2 ranks takes 324 us by MPI and 93 us by `shared`.
-    # If the cores have no common cache, MPI broadcasts 512 KiB that the root has not changed in 73 us.
-    # On 4 ranks, a broadcast of 1 KiB takes 6.9 us by MPI, 9.4 us by `shared`, and 1.2 us by `tree`.
-    # In a broadcast by `tree`, no rank waits for all other ranks, as ranks do in one by `shared`.
+    # Times in us on two cores of an EPYC, of calls on inputs that every rank has just written. MPI is MPICH, and sizes
+    # are those of whole messages.
+    #
+    # by MPI / `shared`, 2 ranks     16 KiB  256 KiB     1 MiB      4 MiB        16 MiB
+    # broadcast                   8.9 / 2.3  56 / 18   97 / 64  350 / 226   1810 / 1110
+    # all_gather                  9.4 / 2.3  47 / 17   83 / 59  222 / 232   1910 / 1940
+    # reduce                       14 / 1.9  70 / 14  152 / 56  835 / 272  18500 / 2100
+    # reduce_scatter               11 / 2.1  52 / 14  114 / 51  371 / 177   3090 / 1750
+    # all_to_all                   15 / 2.4  32 / 15   79 / 52  246 / 235   2180 / 2260
+    # by MPI / `shared`, 4 ranks   16 KiB   256 KiB      1 MiB        4 MiB        16 MiB
+    # broadcast                   30 / 13  149 / 86  311 / 237    679 / 669   4560 / 3880
+    # all_gather                   34 / 9   93 / 37  204 / 196    702 / 776   4710 / 4950
+    # reduce                      49 / 12  184 / 53  508 / 236  3730 / 1620  36200 / 6890
+    # reduce_scatter               32 / 8  114 / 41  297 / 157  1250 / 1070   7440 / 5130
+    # all_to_all                  37 / 13  107 / 84  216 / 211  1510 / 1220   6660 / 5640
+    #
+    # If the cores have no common cache, a broadcast of 512 KiB on 2 ranks takes 324 us by MPI (73 us if the root
+    # has not changed the array), and 93 us by `shared`.
+    # On 4 ranks, a broadcast of 1 KiB takes 6.9 us by MPI, 9.4 us by `shared`, and 1.2 us by `tree`, in which no rank
+    # waits for all other ranks.
     # On 8 ranks, a reduce_scatter of 256 KiB and 16 MiB takes 1040 and 14300 us by MPI, 480 and 9880 us by `shared`.
     (Operation.BROADCAST, BufferKind.HOST): (
         SizeRule(8 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
@@ -126,9 +129,9 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         for operation in (Operation.GATHER, Operation.SCATTER)
     },
     (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(8 * MiB, MPI_LIBRARY),
-    # With symmetric buffers on 2 ranks, `shared` takes 1.3 to 1.9 us from 8 B to 4 KiB, and MPI 3.1 to 5.5 us.
-    # On 4 ranks that share 2 cores, `shared` takes 10 us from 8 B to 4 KiB, and MPI 18 to 30 us.
-    # On 4 ranks that share 2 cores, MPI takes 5 to 7 us for collectives in which not every rank waits for all others.
+    # With symmetric buffers, 8 B to 4 KiB take 1.3 to 1.9 us by `shared` on 2 ranks, and 3.1 to 5.5 us by MPI. On 4
+    # ranks that share 2 cores, they take 10 us by `shared`, and 18 to 30 us by MPI, but 5 to 7 us by MPI for those in
+    # which not every rank waits for all others.
     **{
         (operation, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared",)),)
         for operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
@@ -143,19 +146,18 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     },
 }
 
-# These rules are for calls on one node, in host memory, for which one plan serves many calls.
-# A plan serves prepared calls, and blocking calls of equal blocks; a plan for new block sizes takes milliseconds.
-# A gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 2.0, 10, 64 and 251 us by MPI.
-# A gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 0.9, 4.1, 68 and 196 us by `shared`.
-# A scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 2.6, 12, 75 and 157 us by MPI.
-# A scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB on 2 ranks takes 0.8, 3.1, 55 and 131 us by `shared`.
-# On 4 ranks that share 2 cores, a gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 13, 40, 363 and 1400 us by MPI.
-# On 4 ranks that share 2 cores, a gather of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 15, 17, 78 and 204 us by `shared`.
-# On 4 ranks that share 2 cores, a scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 7.5, 37, 148 and 641 us by MPI.
-# On 4 ranks that share 2 cores, a scatter of 1 KiB, 64 KiB, 1 MiB and 4 MiB takes 6.0, 14, 108 and 423 us by `shared`.
+# These rules are for calls on one node, in host memory, for which one plan serves many calls: prepared calls, and
+# blocking calls of equal blocks. (A plan for new block sizes takes milliseconds.) Times in us:
+#
+# by MPI / `shared`                1 KiB    64 KiB      1 MiB       4 MiB
+# gather, 2 ranks              2.0 / 0.9  10 / 4.1    64 / 68   251 / 196
+# scatter, 2 ranks             2.6 / 0.8  12 / 3.1    75 / 55   157 / 131
+# gather, 4 ranks on 2 cores     13 / 15   40 / 17   363 / 78  1400 / 204
+# scatter, 4 ranks on 2 cores  7.5 / 6.0   37 / 14  148 / 108   641 / 423
+#
+# By `tree`, a gather of 1 KiB on these 4 ranks takes 5.1 us, and a scatter 1.2 us.
 # If the two cores have no common cache, a gather of 16 MiB on 2 ranks takes 2470 us by MPI and 3110 us by `shared`, and
 # MPI is up to twice as fast for inputs that do not change, from 512 KiB in a gather and from 8 MiB in a scatter.
-# On 4 ranks that share 2 cores, a gather of 1 KiB takes 5.1 us by `tree`, and a scatter of 1 KiB 1.2 us.
 REUSED_PLAN_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.GATHER: (
         SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
@@ -172,8 +174,8 @@ REUSED_PLAN_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     ),
 }
 
-# Across nodes, the rules prefer the MPI library for short messages.
-# The rules prefer few rounds between nodes for medium messages, and few bytes between nodes for long messages.
+# Across nodes, the rules prefer the MPI library for short messages, few rounds between nodes for medium messages, and
+# few bytes between nodes for long messages.
 MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.ALL_REDUCE: _prefer_plans("hierarchical_doubling", 512 * KiB, "hierarchical_ring"),
     Operation.REDUCE_SCATTER: _prefer_plans("hierarchical_bruck", 512 * KiB, "hierarchical_ring"),
@@ -189,11 +191,9 @@ MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 }
 
 # With one rank per node, two-level plans gain nothing from shared memory, and asynchronous ones wait for each other.
-# The following times are from two nodes of `hpccoll lab` without a limit of the rate.
-# An all_reduce of 128 KiB between two nodes takes 79 us by two-level plans, and 51 us by `recursive_doubling`.
-# An all_reduce of 8 MiB between two nodes takes 8.4 ms by two-level plans, and 5.9 ms by `ring`.
-# Between two nodes, `hierarchical_ring` and `ring` take 379 and 243 us for an all_gather of 1 MiB.
-# Between two nodes, `hierarchical_ring` and `ring` take 386 and 281 us for a reduce_scatter of 1 MiB.
+# On two nodes of `hpccoll lab` without a limit of the rate, two-level plans take 79 us for an all_reduce of 128 KiB and
+# 8.4 ms for 8 MiB; `recursive_doubling` takes 51 us for 128 KiB, and `ring` 5.9 ms for 8 MiB. An all_gather of 1 MiB
+# takes 379 us by `hierarchical_ring` and 243 us by `ring`, a reduce_scatter of 1 MiB 386 and 281 us.
 ONE_RANK_PER_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.ALL_REDUCE: _prefer_plans("recursive_doubling", 512 * KiB, "ring"),
     Operation.REDUCE_SCATTER: _prefer_plans("bruck", 512 * KiB, "ring"),
@@ -209,11 +209,8 @@ def find_rule_candidates(
     On several nodes, the last one is always `mpi`, the MPI library's own collective.
 
     Args:
-        operation: the collective.
         buffer: the kind of memory of the buffers.
         nbytes: the message size in bytes.
-        ranks: the number of ranks.
-        nodes: the number of nodes.
         reuses_plan: whether one plan serves many calls.
     """
     rules = MULTI_NODE_RULES[operation] if nodes > 1 else ONE_NODE_RULES.get((operation, buffer), ())

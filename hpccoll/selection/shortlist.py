@@ -25,11 +25,8 @@ def shortlist_algorithms(
     The MPI library's own collective is not in the list. Cost: tens of microseconds, without communication.
 
     Args:
-        operation: the collective.
         buffer: the kind of memory of the buffers.
         nbytes: the message size in bytes.
-        ranks: the number of ranks.
-        nodes: the number of nodes.
     """
     sizes = (nbytes, nbytes * NEIGHBOUR, nbytes // NEIGHBOUR)
     by_rules = [] if ranks < 2 else [find_rule_candidates(operation, buffer, size, ranks, nodes) for size in sizes]

@@ -48,7 +48,6 @@ def find_group_links(
         ranks: the number of ranks of the mesh.
         size: the number of ranks of a group, at least 2.
         stride: the difference between the ranks of neighbours in a group.
-        machine: the machine model.
         every_peer: each rank sends to all others of its group in turn (all_to_all), instead of to the next one.
         wraps: the last rank of a group sends to the first one.
     """

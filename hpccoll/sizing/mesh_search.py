@@ -63,9 +63,7 @@ def search_meshes(
 
     Args:
         base: the training step, from which model, batch, sequence, schedule and precision are taken.
-        machine: the machine model.
         efficiency: the fraction of the peak rate at which ranks compute.
-        ranks: the number of ranks.
         zeros: the ZeRO stages to try.
         recomputes: the kinds of recomputation to try.
     """

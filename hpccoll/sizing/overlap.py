@@ -48,9 +48,8 @@ def compute_tp_ratio(b: float, n: int, flop_per_s: float, width: float, bytes_pe
     """Return communication over computation time of tensor parallelism: b (n-1) F / (2 h BW).
 
     The formula is for a linear layer with h inputs and h outputs. An all_gather or reduce_scatter of the activations, b
-    T h bytes, takes (n-1)/n b T h / BW. The layer computes 2 T h^2 / n FLOPs on each rank. T cancels.
-
-    `b` is bytes per element, `n` ranks, `flop_per_s` F, `width` h, and `bytes_per_s` BW.
+    T h bytes, takes (n-1)/n b T h / BW. The layer computes 2 T h^2 / n FLOPs on each rank. T cancels. `b` is bytes per
+    element, `n` ranks, `flop_per_s` F, `width` h, and `bytes_per_s` BW.
     """
     return b * (n - 1) * flop_per_s / (2 * width * bytes_per_s)
 

@@ -104,7 +104,6 @@ def _trace_backward(
     gradient are counted elsewhere.
 
     Args:
-        model: the model.
         layers: the bytes of each layer of the part.
         alive: the bytes of the part's input.
         is_recomputed: whether the activations are recomputed.

@@ -34,7 +34,6 @@ def _make_units(setup: TrainingSetup, dense: int, token: int, expert: int = 0) -
     """Return the parameter units of a part of the model.
 
     Args:
-        setup: the training setup.
         dense: the number of parameters outside of experts that a rank applies to all its tokens.
         token: the number of parameters that tp does not split; with sequence parallelism, a rank applies them to its
             share of the tokens only.
@@ -288,8 +287,6 @@ def _list_reductions(
     the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
 
     Args:
-        model: the model.
-        setup: the training setup.
         reductions: the number of all_reduce calls without sequence parallelism.
         extra_gathers: the number of additional all_gather calls with sequence parallelism.
     """

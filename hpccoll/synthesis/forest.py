@@ -97,7 +97,6 @@ def find_tree_rate(
     """Return the largest rate of one tree, in units of `capacities`, with which each source can have `trees` trees.
 
     Args:
-        network: the network.
         capacities: the bandwidth of each link in integer units.
         sources: the ranks that have data.
         trees: the number of trees of each source.

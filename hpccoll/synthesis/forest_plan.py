@@ -36,7 +36,6 @@ def synthesize(
     The plan is not proven yet: call `check` for that.
 
     Args:
-        network: the network.
         operation: all_gather, reduce_scatter, broadcast, reduce or all_reduce.
         root: the root of a broadcast or reduce.
         trees: the number of trees per source; None for as many as the optimum needs.

@@ -66,7 +66,6 @@ def make_star(
     """Return a network in which all nodes' links meet in one switch.
 
     Args:
-        name: the name of the network.
         rates: the GB/s of each node's uplink and downlink.
         members: the ranks of each node, in the order of `rates`.
         copy_rates: the GB/s at which ranks of a node exchange data; by default, ten times that of the fastest link.

@@ -73,7 +73,6 @@ def _choose_link(
     Args:
         tree: the tree to extend.
         left: the capacity of each link that no tree uses yet.
-        ranks: the number of ranks.
         others: the other unfinished trees.
         refused: the links that the tree may not take, to which this function adds; they stay refused while the tree
             grows.

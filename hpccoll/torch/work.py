@@ -100,7 +100,6 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
 
         Args:
             name: the operation, for error messages.
-            comm: the communicator of the group.
             starts: functions that start the parts of the operation, called in this order.
             result: the tensors of the operation, which `result` and the future return.
             finish: called once at the end, to move results to the user's tensors.

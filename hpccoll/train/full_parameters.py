@@ -76,10 +76,8 @@ def broadcast_parameters(
     """Return rank 0's full tensors on every rank, by the name of their parameter; collective over `comm`.
 
     Args:
-        comm: the communicator.
         model: the model, which knows the names and shapes of its parameters.
         full: on rank 0, all tensors by `join_name` of a prefix and a parameter's name; None on other ranks.
-        dtype: the dtype of the tensors.
         prefix: empty for the parameters, or the name of a state of the optimizer.
     """
     shards = model.list_full_parameters()

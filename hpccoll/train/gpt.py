@@ -9,7 +9,7 @@ of cp has some positions of each sample.
 
 Shapes: b samples, t positions (with context parallelism those of the rank), h features, V tokens, a features of a head
 of attention; n = b t, E experts, k choices; sp is the number of ranks that share the tokens between attentions and
-MLPs: tp with sequence parallelism, otherwise 1.
+MLPs: tp with sequence parallelism, otherwise 1; in and out are the features of a linear layer's input and output.
 """
 
 from __future__ import annotations
@@ -115,11 +115,7 @@ class GptLayers(RankLayers[GptConfig]):
         return self.config.context // ranks, self.config.width
 
     def _embed(self, tokens: Any) -> Any:
-        """Return the sums of the embeddings of tokens and of positions: (b, t) -> (b, t/sp, h); collective over tp.
-
-        b counts samples, t positions, h features, and sp the ranks that share the tokens between tensor-parallel
-        layers.
-        """
+        """Return the sums of the embeddings of tokens and of positions: (b, t) -> (b, t/sp, h); collective over tp."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)  # all, (b, t cp)
         tokens, positions = (take_own_positions(x, 1, self.groups.cp) for x in (tokens, positions))  # (b, t)
         addend = embed_own_vocabulary(tokens, self.tied_weight, self._first_token)  # (b, t, h)
@@ -128,17 +124,11 @@ class GptLayers(RankLayers[GptConfig]):
         return self._reduce(addend) + functional.embedding(positions, self._by_name["position.weight"])
 
     def _compute_logits(self, x: Any) -> Any:
-        """Return this rank's logits, from the output of the last block: (b, t/sp, h) -> (b, t, V/tp).
-
-        b counts samples, t positions, h features, V tokens of the vocabulary, and sp the ranks that share the tokens.
-        """
+        """Return this rank's logits, from the output of the last block: (b, t/sp, h) -> (b, t, V/tp)."""
         return self._split_by_output(self._normalize("norm", x), "embedding")[0]
 
     def _run_block(self, block: str, x: Any) -> Any:
-        """Return the output of the block with the name `block`: (b, t/sp, h) -> (b, t/sp, h).
-
-        b counts samples, t positions, h features, and sp the ranks that share the tokens; collective over tp.
-        """
+        """Return the output of the block with the name `block`: (b, t/sp, h) -> (b, t/sp, h). Collective over tp."""
         x = x + self._split_by_input(f"{block}.out", self._attend(block, self._normalize(f"{block}.norm1", x)))
         h = self._normalize(f"{block}.norm2", x)
         if self.config.experts is not None:
@@ -158,8 +148,7 @@ class GptLayers(RankLayers[GptConfig]):
     def _mix_experts(self, block: str, config: ExpertConfig, x: Any) -> Any:
         """Return the weighted sums of the experts' outputs: (b, t/sp, h) -> (b, t/sp, h); collective over ep and tp.
 
-        b counts samples, t positions, h features, and sp the ranks that share the tokens. All tensor-parallel ranks
-        route the same tokens. In evaluation (without gradients), no token is dropped.
+        All tensor-parallel ranks route the same tokens. In evaluation (without gradients), no token is dropped.
         """
 
         def apply(name: str, own: Any) -> Any:
@@ -189,10 +178,7 @@ class GptLayers(RankLayers[GptConfig]):
         return add_to_loss(y, routing.balance_loss * config.aux_loss_coeff * share)
 
     def _attend(self, block: str, x: Any) -> Any:
-        """Return the causal attention of this rank's heads in a block: (b, t/sp, h) -> (b, t, h/tp).
-
-        b counts samples, t positions, h features, and sp the ranks that share the tokens.
-        """
+        """Return the causal attention of this rank's heads in a block: (b, t/sp, h) -> (b, t, h/tp)."""
         heads = self.config.heads // self.mesh.tp
         queries, keys, values = (
             features.unflatten(2, (heads, -1)).transpose(1, 2)  # (b, heads/tp, t, a)
@@ -205,10 +191,7 @@ class GptLayers(RankLayers[GptConfig]):
         return attended.transpose(1, 2).flatten(2)
 
     def _split_by_output(self, x: Any, *names: str) -> Sequence[Any]:
-        """Return this rank's output features of layers `names` with the same input: (b, t/sp, h) -> (b, t, out/tp).
-
-        b counts samples, t positions, h input and `out` output features, and sp the ranks that share the tokens.
-        """
+        """Return this rank's output features of layers `names` with the same input: (b, t/sp, h) -> (b, t, out/tp)."""
         layers = [(self._by_name[f"{name}.weight"], self._by_name.get(f"{name}.bias")) for name in names]
         if self.sequence_parallel:
             return apply_gathered_linears(x, layers, self.tp, self.deferred)
@@ -216,19 +199,13 @@ class GptLayers(RankLayers[GptConfig]):
         return [apply_linear(x, weight, bias, self.deferred) for weight, bias in layers]
 
     def _split_by_input(self, name: str, x: Any) -> Any:
-        """Return the output of a layer whose input features are split over tp: (b, t, in/tp) -> (b, t/sp, h).
-
-        b counts samples, t positions, h output features, and sp the ranks that share the tokens; collective over tp.
-        """
+        """Return the output of a layer split over tp by input: (b, t, in/tp) -> (b, t/sp, h). Collective over tp."""
         # Add the bias after the sum, because a bias added on each rank before the sum would count tp times.
         addend = apply_linear(x, self._by_name[f"{name}.weight"], deferred=self.deferred)  # (b, t, h)
         return self._reduce(addend) + self._by_name[f"{name}.bias"]
 
     def _reduce(self, addend: Any) -> Any:
-        """Return the sum over tp of all ranks' addends: (b, t, h) -> (b, t/sp, h).
-
-        b counts samples, t positions, h features, and sp the ranks that share the tokens; collective over tp.
-        """
+        """Return the sum over tp of all ranks' addends: (b, t, h) -> (b, t/sp, h). Collective over tp."""
         reduce = sum_to_own_tokens if self.sequence_parallel else reduce_from_tensor_parallel
         return reduce(addend, self.tp)
 
@@ -312,9 +289,7 @@ class GptModel(TrainedModel[GptConfig]):
 def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: Any, cp: int) -> tuple[Any, Any]:
     """Return the unsplit model's logits (b, t, V), and the sum of its load-balancing losses times `aux_loss_coeff`.
 
-    Local.
-
-    The reference for `--check`. The positions of a rank of `cp` ranks in all samples are routed as one group.
+    Local. The reference for `--check`. The positions of a rank of `cp` ranks in all samples are routed as one group.
     """
 
     def apply(name: str, x: Any) -> Any:

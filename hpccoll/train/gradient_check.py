@@ -40,7 +40,6 @@ def compute_reference_gradients(
         model: the model, which computes the loss of the unsplit network.
         full: the full parameters by name.
         inputs: the inputs of the batch, one sample per row.
-        targets: the targets of the samples.
         groups: the micro-batches of all ranks, as slices of the batch.
         cp: the number of ranks over which the positions of a sample are split.
     """

@@ -187,7 +187,6 @@ def _find_wait(
 
     Args:
         activity: the collective on this rank.
-        rank: the rank.
         arrivals: by name of the collective, the time at which each rank entered it.
         clock_error_s: the error of the clock; shorter waits are left out.
     """

@@ -89,7 +89,6 @@ def explain_non_finite(record: TrainStepRecord, rows: Sequence[Sequence[float]],
     """Return a message that names the first rank whose loss or gradient is not finite, or None if all are finite.
 
     Args:
-        record: the record of the step.
         rows: for each rank, the fields of its `RankStep`.
         lr: the learning rate, for the remedy.
     """

@@ -105,7 +105,6 @@ def recover(comm: Communicator, options: TrainOptions, report: SurvivorReport, c
     Args:
         comm: the surviving ranks.
         options: the options of the training run.
-        report: the report of this rank.
         copies: the copies of the training state on this rank.
 
     Cost: rank 0 receives the states that it does not hold, and broadcasts the full parameters and optimizer state.
@@ -153,7 +152,6 @@ def assemble_state(
     """Return the full parameters and optimizer states by name (`join_name`), from the states of ranks of a mesh.
 
     Args:
-        model: the model.
         mesh: the mesh whose ranks had the states.
         states: the states by rank of this mesh; one of each group of ranks with equal states suffices.
         names: the empty string for the parameters, and the names of the optimizer's states, in the order of the states.

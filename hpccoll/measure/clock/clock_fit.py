@@ -50,9 +50,8 @@ def summarize_batches(measured: PingPongs) -> tuple[Times, Times, Times]:
 def fit_usual_round_trip(measured: PingPongs) -> ClockModel:
     """Fit a linear model of the clock difference of two ranks, assuming that messages take equal times both ways.
 
-    Every answer is assumed to take half the median round trip (Jones and Koenig, 2012).
-
-    Each batch gives one point, the median of its offsets. All exchanges count alike.
+    Every answer is assumed to take half the median round trip (Jones and Koenig, 2012). Each batch gives one point, the
+    median of its offsets. All exchanges count alike.
     """
     half_s = float(np.median(measured.round_trips_s)) / 2
     offsets_s = np.median(measured.answered + half_s - measured.received, axis=1)
@@ -63,10 +62,8 @@ def fit_usual_round_trip(measured: PingPongs) -> ClockModel:
 def fit_offset_bounds(measured: PingPongs) -> ClockModel:
     """Return a model of the clock difference of two ranks without drift: the middle of the offsets that are possible.
 
-    The scheme is that of SKaMPI.
-
-    The client sends before the reference answers, and receives after it, so each exchange bounds the offset from both
-    sides.
+    The scheme is that of SKaMPI. The client sends before the reference answers, and receives after it, so each exchange
+    bounds the offset from both sides.
     """
     highest = float((measured.answered - measured.sent).min())
     lowest = float((measured.answered - measured.received).max())

@@ -81,9 +81,7 @@ def resynchronize(comm: MPI.Intracomm, clock: GlobalClock) -> GlobalClock:
     """Synchronize again: return a clock that is fitted to the measurements of `clock` and a few new ones. Collective.
 
     The time between old and new measurements makes the drift precise. SKaMPI's scheme has a model without drift, and
-    uses the new measurements only.
-
-    Cost: some milliseconds per round of the scheme.
+    uses the new measurements only. Cost: some milliseconds per round of the scheme.
     """
     chosen = get_clock_scheme(clock.scheme)
     begin_s = time.perf_counter()

@@ -26,7 +26,6 @@ def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
     """Return `plan` as text in GOAL, the input format of the simulator LogGOPSim; `check` must accept the plan.
 
     Args:
-        plan: the plan.
         count: the number of elements of the vector, or of each rank's block.
         itemsize: the bytes of an element.
 

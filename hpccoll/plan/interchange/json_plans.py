@@ -154,9 +154,8 @@ class _JsonReader:
     def fields(self, value: Any, keys: Sequence[str], where: str) -> list[Any]:
         """Return the values of a JSON object in the order of `keys`.
 
-        Raises UsageError unless the keys of the object are exactly `keys`.
-
-        `where` is the key of the object for error messages.
+        Raises UsageError unless the keys of the object are exactly `keys`. `where` is the key of the object for error
+        messages.
         """
         if not isinstance(value, dict):
             raise self.wrong(where, value, f"an object with the keys {', '.join(keys)}")
@@ -219,9 +218,7 @@ class _JsonReader:
     def fence(self, value: Any, where: str, n: int) -> FenceGroups:
         """Return the groups of ranks in the JSON record of a fence, such as `{"fence": [[0, 1], [2, 3]]}`.
 
-        N is the rank count.
-
-        Raises UsageError, with the key `where`, if a group is empty or a rank occurs twice.
+        `n` is the number of ranks. Raises UsageError, with the key `where`, if a group is empty or a rank occurs twice.
         """
         listed = self.items(self.fields(value, ("fence",), where)[0], f"{where}.fence")
         groups = [

@@ -60,7 +60,6 @@ def check_races(plan: Plan, chunks: int, rounds: int, blocks: Iterable[TransferB
     """Raise PlanError, with a remedy, unless fences order all conflicting accesses of a plan to shared memory.
 
     Args:
-        plan: the plan.
         chunks: the plan's number of chunks per rank.
         rounds: the plan's number of rounds.
         blocks: the transfers of all rounds, which the caller has checked one by one.

@@ -148,7 +148,6 @@ def _find_passed(begun: Sequence[int], waits: dict[int, set[int]], deaths: _Deat
     Args:
         begun: for each rank, the deaths in which it begins the round.
         waits: the ranks for which each rank waits in the round.
-        deaths: all deaths of the proof.
         t: the round.
     """
     passed = []
@@ -212,7 +211,6 @@ def _check_results(plan: Plan, rounds: Sequence[_Round], deaths: _Deaths, name: 
     """Return, for each rank, the set of deaths (a bit mask) in which it finishes; raise PlanError for a wrong result.
 
     Args:
-        plan: the plan.
         rounds: the messages and fences of each round.
         deaths: all deaths to prove.
         name: the name of the plan in error messages.

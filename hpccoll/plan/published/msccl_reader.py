@@ -318,7 +318,6 @@ def _list_effects(
     """Return the copies and sums of an MSCCL step of type `kind`, such as `rrc` (receive, reduce, copy).
 
     Args:
-        kind: the type of the step.
         sources: the cells that the step reads on its rank, one per chunk.
         targets: the cells that the step writes on its rank.
         incoming: the cells of the received message; empty if the step does not receive.

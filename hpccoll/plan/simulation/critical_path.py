@@ -63,7 +63,6 @@ def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n:
         segments: the rounds of the simulation in lists, the latest list first; each list is in chronological order.
         clocks: the time at which each simulated rank finishes, in seconds.
         n: the number of ranks.
-        machine: the machine model.
     """
     size, q = len(clocks), machine.ranks_per_node
     last = rank = int(np.argmax(clocks)) if size else 0

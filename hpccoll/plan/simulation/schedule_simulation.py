@@ -139,8 +139,6 @@ def _find_arrivals(
     """Return the times at which the inputs of a step from other stages arrive; None if one is not computed yet.
 
     Args:
-        schedule: the schedule.
-        step: the step.
         ends: the end of each pass executed so far, by (whether forward, stage, micro-batch).
         transfer: the time from the end of a pass to the arrival of its result on another rank.
     """

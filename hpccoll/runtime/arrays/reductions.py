@@ -63,7 +63,6 @@ class Reduction:
         """Return a reduction by a function of two arrays, which returns their elementwise reduction as a new array.
 
         The functions of all ranks must compute the same result. Make a reduction once and use it in many calls.
-
         Communicators keep the function, and all objects that it refers to, in their caches until they are closed.
 
         Args:

@@ -144,10 +144,9 @@ class SharedDeviceMemory:
     def empty(self, symmetric: SymmetricBuffers, shape: Any, dtype: Any) -> FlatArray:
         """Return this rank's uninitialised array of a new symmetric device buffer; collective.
 
-        `empty` also frees earlier buffers whose free was deferred and that no rank maps any more.
-
-        Raises the errors of `device_empty`, and UnavailableError on every rank if a rank's current device is not the
-        device of this communicator's first device buffer.
+        `empty` also frees earlier buffers whose free was deferred and that no rank maps any more. Raises the errors of
+        `device_empty`, and UnavailableError on every rank if a rank's current device is not the device of this
+        communicator's first device buffer.
         """
         extents, kind = symmetric.agree_on(shape, dtype)
         nbytes = math.prod(extents) * kind.itemsize

@@ -178,7 +178,6 @@ class PointToPoint:
         Args:
             call: the name of the call.
             before: `CallRecorder.messages` before the call.
-            error: the exception.
         """
         state = self._state
         if state.messages == before or state.is_unusable:

@@ -245,9 +245,8 @@ def get_recorder() -> FlightRecorder:
 def remove_old_files(directory: str, rank: int) -> None:
     """Remove recorder files that this user's ended jobs left in `directory`, so that they do not fill its memory.
 
-    Removes files older than a day, and all but the `_MOST_KEPT` newest files of ranks with the number `rank`.
-
-    Cost: one scan of the directory, and a few system calls per removed file.
+    Removes files older than a day, and all but the `_MOST_KEPT` newest files of ranks with the number `rank`. Cost: one
+    scan of the directory, and a few system calls per removed file.
     """
     found: list[tuple[float, str]] = []
     with suppress(OSError), os.scandir(directory) as entries:

@@ -141,7 +141,6 @@ def read_recording(path: str | os.PathLike[str], *, own: bool = False) -> Record
     """Return the contents of a recorder file; unprintable characters of its strings are escaped.
 
     Args:
-        path: the file.
         own: whether to refuse a file that another user may have written.
 
     Raises:

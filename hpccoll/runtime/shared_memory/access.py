@@ -19,10 +19,10 @@ from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.symmetric import is_token
 from hpccoll.runtime.plan_executable import Context, PlanKind
 
-# The following times are those of staged runs and of runs by cross-memory attach (CMA).
-# On 2 ranks of an EPYC, an all_reduce of 1, 16 and 64 MiB takes 45, 1000 and 5500 us staged, 95, 1400 and 5500 by CMA.
-# On 2 ranks of an EPYC, an all_gather of 4 and 16 MiB takes 304 and 1500 us staged, and 316 and 1000 us by CMA.
-# On 4 ranks of 2 busy cores, an all_reduce of new arrays of 1 and 4 MiB takes 2.0 and 13 ms staged, 3.8 and 10 by CMA.
+# Times of staged runs, and of runs by cross-memory attach (CMA):
+# - all_reduce on 2 ranks of an EPYC, 1, 16 and 64 MiB: 45, 1000 and 5500 us staged, 95, 1400 and 5500 us by CMA;
+# - all_gather on 2 ranks of an EPYC, 4 and 16 MiB: 304 and 1500 us staged, 316 and 1000 us by CMA;
+# - all_reduce of new arrays on 4 ranks of 2 busy cores, 1 and 4 MiB: 2.0 and 13 ms staged, 3.8 and 10 ms by CMA.
 # Where ranks outnumber cores, a long staged run takes more time, because ranks wait for a core at each of its fences.
 LEAST_REMOTE_BYTES = 256 * 2**10  # of cross-memory attach in two-level plans, and of copies where ranks share cores
 LEAST_REMOTE_REDUCTION_BYTES = 4 * 2**20  # of plans that reduce, where ranks outnumber cores; elsewhere they are staged
