@@ -8,13 +8,12 @@ the same factor, or by the same number of seconds.
 
 Without a tuning table, both algorithms are simulated on each network that explains the recorded transfers
 (`list_networks`). The bounds are the smallest and the largest result, widened by the usual error of a simulation. There
-is no estimate if the recorded algorithm is unknown, such as the MPI library's own one, or if ranks share cores, because
-the simulation does not model the scheduling of processes.
+is no estimate in three cases: the recorded algorithm is unknown; one of the two algorithms is the MPI library's own, or
+uses shared memory; or ranks share cores, because the simulation does not model the scheduling of processes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,7 +32,7 @@ from hpccoll.profile.network_model import (
 )
 from hpccoll.selection import MPI_LIBRARY, BufferKind
 from hpccoll.selection.tuning_files import load_tuning_table
-from hpccoll.selection.tuning_table import MAX_SIZE_RATIO, MIN_BYTES, CandidateTiming, TuningSeries
+from hpccoll.selection.tuning_table import CandidateTiming, TuningSeries
 from hpccoll.units import format_count
 
 MODEL_ERROR: Final = 1 / 3  # largest usual error of the ratio of two simulated times, as a share of it
@@ -119,7 +118,7 @@ class AlgorithmTimes:
         kinds = self._transfers.kinds
         estimates = {
             number: self.estimate_ratio(number, algorithm) for number, kind in enumerate(kinds)
-            if _has_algorithms(kind) and (operation is None or operation.value == kind.operation)
+            if kind.has_algorithms and (operation is None or operation.value == kind.operation)
         }  # fmt: skip
         known = {number: estimate for number, estimate in estimates.items() if estimate is not None}
         ratios = np.ones((len(kinds), 3))
@@ -136,13 +135,14 @@ class AlgorithmTimes:
             algorithm: the name of the other algorithm; None for the fastest one.
         """
         kind, used = self._transfers.kinds[number], self.find_recorded_algorithm(number)
-        if used is None or not _has_algorithms(kind):
+        if used is None or not kind.has_algorithms:
             return None
         timings = self._interpolate(kind)
         if used in timings and (algorithm is None or algorithm in timings):
             name = algorithm or min(timings, key=lambda each: timings[each].us)
             return _compare_timings(timings[name], timings[used], self._recorded[number].median_s * 1e6)
-        if MPI_LIBRARY in (used, algorithm) or self._graph.profile.is_oversubscribed:
+        can_simulate = all(kind.can_simulate(name) for name in (used, algorithm) if name is not None)
+        if not can_simulate or self._graph.profile.is_oversubscribed:
             return None
         ratios = [_simulate_ratio(kind, network, used, algorithm) for network in self._networks]
         name, estimate = ratios[0]
@@ -180,33 +180,8 @@ class AlgorithmTimes:
         if series is None or kind.ranks != self._graph.profile.size:
             return {}
         names = {timing.name for point in series.points for timing in point.timings}
-        timings = (interpolate_timing(series, name, kind.nbytes) for name in names)
+        timings = (series.interpolate(name, kind.nbytes) for name in names)
         return {timing.name: timing for timing in timings if timing is not None}
-
-
-def _has_algorithms(kind: ModelledTransfer) -> bool:
-    """Whether transfers are collectives of several ranks with data; barriers stand for splits of communicators, too."""
-    return kind.operation not in ("send", "barrier") and kind.ranks > 1
-
-
-def interpolate_timing(series: TuningSeries, name: str, nbytes: int) -> CandidateTiming | None:
-    """Return the time of an algorithm for a message of `nbytes` bytes; None if sizes near it are not measured.
-
-    Between two measured sizes, the logarithm of the time is linear in the logarithm of the size. A size is near if both
-    measured sizes are at most a factor 4 away.
-    """
-    size = max(nbytes, MIN_BYTES)
-    points = {
-        max(point.nbytes, MIN_BYTES): timing for point in series.points for timing in point.timings
-        if timing.name == name and timing.low > 0
-    }  # fmt: skip
-    below = max((each for each in points if each <= size), default=0)
-    above = min((each for each in points if each >= size), default=0)
-    if not below or not above or max(size / below, above / size) > MAX_SIZE_RATIO:
-        return None
-    share = math.log(size / below) / math.log(above / below) if below < above else 0.0
-    pairs = ((getattr(points[each], field) for each in (below, above)) for field in ("us", "low", "high"))
-    return CandidateTiming(name, *(math.exp((1 - share) * math.log(a) + share * math.log(b)) for a, b in pairs))
 
 
 def _compare_timings(other: CandidateTiming, used: CandidateTiming, recorded_us: float) -> TimeRatio:

@@ -49,6 +49,19 @@ class ModelledTransfer:
     nbytes: int
     per_node: int = 1
 
+    @property
+    def has_algorithms(self) -> bool:
+        """Whether these are collectives of several ranks with data; barriers stand for splits of communicators, too."""
+        return self.operation not in ("send", "barrier") and self.ranks > 1
+
+    def can_simulate(self, algorithm: str) -> bool:
+        """Whether the model has times of an algorithm, given by name.
+
+        The model has none of the MPI library's own algorithm, nor of those that use shared memory, because it only
+        knows messages.
+        """
+        return algorithm != MPI_LIBRARY and not get_algorithm(Operation(self.operation), algorithm).uses_shared_memory
+
 
 @dataclass(frozen=True, slots=True)
 class JobTransfers:
@@ -122,8 +135,8 @@ class NetworkModel:
         beta_s_per_byte: the seconds per byte of a message between nodes.
         within: the link between two ranks of a node; None if it equals that between nodes.
         machine: a machine model that replaces alpha, beta and `within`; None if there is none.
-        choices: algorithms by operation and size; of several choices for a transfer, the last one holds. Other
-            collectives use the fastest algorithm on the network.
+        choices: algorithms by operation and size; of several choices for a transfer, the last one holds. Collectives
+            without a choice, or whose choice has no model, use the fastest algorithm on the network.
     """
 
     alpha_s: float
@@ -143,9 +156,9 @@ class NetworkModel:
         return None if name == AUTO else name
 
     def find_algorithm(self, kind: ModelledTransfer) -> str | None:
-        """Return the algorithm of hpccoll that the user chose for a kind of transfers; None for `auto` and `mpi`."""
+        """Return the algorithm that the user chose for a kind of transfers; None for `auto` and if it has no model."""
         chosen = self.find_choice(kind)
-        return None if chosen == MPI_LIBRARY else chosen
+        return chosen if chosen is not None and kind.can_simulate(chosen) else None
 
     def make_machine(self, kind: ModelledTransfer) -> Machine:
         """Return the network as a machine model for simulations of a kind of transfers."""
@@ -175,7 +188,7 @@ def find_fastest(kind: ModelledTransfer, machine: Machine) -> tuple[str, float]:
     found = []
     for algorithm in list_algorithm_names(operation):
         try:
-            if not get_algorithm(operation, algorithm).uses_shared_memory:
+            if kind.can_simulate(algorithm):
                 found.append((simulate_kind(kind, machine, algorithm), algorithm))
         except HpccollError:  # the algorithm does not take this number of ranks
             continue

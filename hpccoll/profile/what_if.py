@@ -225,9 +225,11 @@ class WhatIf:
         if self.placement.count == 1:
             placed = classify_transfers(graph, Placement.fill(len(graph.start_s), machine.ranks_per_node))
             assumption = f"{format_count(machine.ranks_per_node, 'rank')} per node"
-        changed = replace(self.network, machine=machine)
-        transfer_s = scale_transfers(graph, self.transfers, self.network, changed, placed=placed)
-        return ChangedJob(f"network of {machine.name}", graph.gap_s, transfer_s, assumption=assumption, uses_model=True)
+        transfers_s = [
+            scale_transfers(graph, self.transfers, network, replace(network, machine=machine), placed=placed)
+            for network in self.networks
+        ]
+        return self._make_modelled(f"network of {machine.name}", graph.gap_s, transfers_s, assumption)
 
     def _change_algorithms(self, change: str, value: str) -> ChangedJob:
         """Return the job with other algorithms; `value` is `auto` for the fastest ones, or OPERATION/ALGORITHM."""
@@ -259,7 +261,7 @@ class WhatIf:
             most[kind.operation] = max(most.get(kind.operation, 0), kind.ranks)
         chosen: dict[str, list[tuple[int, str]]] = {}
         for number, kind in sorted(enumerate(self.transfers.kinds), key=lambda each: each[1].nbytes):
-            if kind.operation not in ("send", "barrier") and kind.ranks == most[kind.operation]:
+            if kind.has_algorithms and kind.ranks == most[kind.operation]:
                 estimate = self._times.estimate_ratio(number)
                 name = estimate.algorithm if estimate else find_fastest(kind, self.network.make_machine(kind))[0]
                 chosen.setdefault(kind.operation, []).append((kind.nbytes, name))

@@ -1,9 +1,9 @@
 """The tuning table: the measured time of every candidate, per operation, element size, kind of buffer and message size.
 
-For a message size that was not measured, the nearest measured size is used, at most a factor `MAX_SIZE_RATIO` away. Two
-candidates (algorithms) tie if their 95 % intervals overlap and their medians differ by at most 5 %. The winner of a
-tie is the winner of the next smaller size if that candidate is tied, else the candidate whose interval has the lowest
-lower end.
+The winner for a message size that was not measured is that of the nearest measured size, at most a factor
+`MAX_SIZE_RATIO` away. Two candidates (algorithms) tie if their 95 % intervals overlap and their medians differ by at
+most 5 %. The winner of a tie is the winner of the next smaller size if that candidate is tied, else the candidate whose
+interval has the lowest lower end.
 
 Tables convert to and from JSON, schema `hpccoll-tuning/1`.
 """
@@ -127,6 +127,25 @@ class TuningSeries:
                     runner_up = next((timing for timing in timings if timing is not fastest), None)
                     return MeasuredWinner(fastest, runner_up, point)
         return None
+
+    def interpolate(self, name: str, nbytes: int) -> CandidateTiming | None:
+        """Return the time of one candidate for messages of `nbytes` bytes; None if it was not measured near this size.
+
+        Between two measured sizes, the logarithm of the time is linear in the logarithm of the size. The ratio of
+        `nbytes` to each of the two sizes may be at most `MAX_SIZE_RATIO`.
+        """
+        size = max(nbytes, MIN_BYTES)
+        measured = {
+            max(point.nbytes, MIN_BYTES): timing for point in self.points for timing in point.timings
+            if timing.name == name and timing.low > 0
+        }  # fmt: skip
+        below = max((each for each in measured if each <= size), default=0)
+        above = min((each for each in measured if each >= size), default=0)
+        if not below or not above or max(size / below, above / size) > MAX_SIZE_RATIO:
+            return None
+        share = math.log(size / below) / math.log(above / below) if below < above else 0.0
+        pairs = ((getattr(measured[each], field) for each in (below, above)) for field in ("us", "low", "high"))
+        return CandidateTiming(name, *(a ** (1 - share) * b**share for a, b in pairs))
 
     def merge(self, newer: TuningSeries) -> TuningSeries:
         """Return a new series: the timings of `newer`, and this series' timings outside the size range of `newer`."""

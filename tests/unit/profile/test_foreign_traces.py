@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.plan.interchange.goal import to_goal
-from hpccoll.profile import explain_profile, format_screen, read_recording
-from hpccoll.profile.chakra import encode_execution_trace
+from hpccoll.profile import chakra_reader, explain_profile, format_screen, read_recording
+from hpccoll.profile.chakra import COLLECTIVE, COMPUTATION, encode_execution_trace
 from hpccoll.profile.chakra_reader import ChakraNode
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.exports import export_profile
@@ -186,6 +187,38 @@ def test_collectives_of_chakra_without_times_keep_block_and_root(operation, root
     assert read.run_s == pytest.approx(ALPHA_S + BETA_S * 800, rel=1e-6)
     (step,) = (step for step in make_steps(read, 1) if step.operation == operation)
     assert step.root == max(root, 0)
+
+
+def test_the_process_groups_of_chakra_have_the_ranks_with_their_collectives(tmp_path):
+    builders = [TraceBuilder().add("all_reduce", 0, 1, comm=1) for _ in range(2)] + [TraceBuilder()]
+    export_profile(build_graph(make_profile(builders, 1, ((0, 1),))), str(tmp_path / "job.et"))
+    assert set(read_recording(str(tmp_path / "job.et")).comms) == {(0, 1, 2), (0, 1)}
+
+
+def test_calls_of_chakra_are_in_the_order_of_their_starts_and_do_not_overlap():
+    later = ChakraNode(1, COLLECTIVE, start_us=20, duration_us=5)
+    earlier = ChakraNode(2, COLLECTIVE, start_us=10, duration_us=50)
+    calls = chakra_reader._list_calls([later, earlier], {"": 0})
+    assert calls.begin_s == pytest.approx([10e-6, 20e-6])
+    assert calls.end_s == pytest.approx([20e-6, 25e-6])
+
+
+def test_only_computations_of_chakra_take_time():
+    nodes = [ChakraNode(kind, kind, duration_us=5) for kind in (1, COMPUTATION)]
+    tasks = chakra_reader._list_tasks(nodes, {}, Path("job.0.et"))
+    assert [task.seconds for task in tasks] == pytest.approx([0, 5e-6])
+
+
+def test_fields_of_fixed_length_in_chakra_are_skipped():
+    number, kind = b"\x08\x09", b"\x18\x07"
+    eight_bytes, four_bytes = b"\xf9\x01" + b"\xff" * 8, b"\xfd\x01" + b"\xff" * 4  # of field 31
+    node = chakra_reader._decode_node(eight_bytes + number + four_bytes + kind)
+    assert (node.number, node.kind) == (9, COLLECTIVE)
+
+
+@pytest.mark.parametrize(("number", "operation"), [(0, "all_reduce"), (8, "reduce_scatter"), (99, "barrier")])
+def test_types_of_chakra_collectives_have_names(number, operation):
+    assert ChakraNode(attributes={"comm_type": number}).operation == operation
 
 
 def test_negative_numbers_in_chakra_keep_their_sign():

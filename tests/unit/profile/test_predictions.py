@@ -13,12 +13,20 @@ import pytest
 
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Link, Machine, Operation
-from hpccoll.profile.algorithm_times import interpolate_timing
 from hpccoll.profile.chakra import encode_execution_trace
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.exports import export_profile, format_csv, format_perfetto
 from hpccoll.profile.goal import format_goal
-from hpccoll.profile.network_model import ModelledTransfer, find_fastest, simulate_kind
+from hpccoll.profile.network_model import (
+    ModelledTransfer,
+    NetworkModel,
+    RecordedTransfer,
+    classify_transfers,
+    find_fastest,
+    measure_transfers,
+    scale_transfers,
+    simulate_kind,
+)
 from hpccoll.profile.replay_steps import make_steps
 from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
 from hpccoll.selection.tuning_files import write_table
@@ -133,7 +141,9 @@ def test_the_links_within_and_between_nodes_are_told_apart():
     assert (network.alpha_s, network.beta_s_per_byte) == pytest.approx(FAR, rel=0.1)
     assert (network.within.alpha_s, network.within.beta_s_per_byte) == pytest.approx(NEAR, rel=0.25)
     faster = make_two_level_graph(far=(FAR[0], FAR[1] / 4)).run_s
-    assert what_if.predict(["bandwidth=4"])[0].seconds == pytest.approx(faster, rel=0.02)
+    bandwidth, balance = what_if.predict(["bandwidth=4", "balance"])
+    assert bandwidth.seconds == pytest.approx(faster, rel=0.02)
+    assert bandwidth.error == what_if.network_error > balance.error == what_if.error
 
 
 def test_a_machine_with_levels_carries_each_message_on_its_level(tmp_path):
@@ -152,6 +162,8 @@ def test_the_ranks_of_one_node_fill_the_nodes_of_a_machine(tmp_path):
     one_node = make_two_level_graph(link, link, ("host",) * 4)
     predicted = WhatIf(one_node).predict([f"machine={file}"])[0]
     assert predicted.seconds == pytest.approx(make_two_level_graph(OTHER_NEAR, OTHER_FAR).run_s, rel=0.02)
+    low_s, high_s = get_bounds(predicted)  # of several networks that explain the recorded transfers
+    assert low_s < predicted.seconds < high_s
     assert predicted.assumption == "2 ranks per node"
 
 
@@ -176,6 +188,14 @@ def test_more_ranks_and_other_algorithms():
     assert re.fullmatch(r"export HPCCOLL_MPI4PY_ALGORITHMS=all_reduce:\d+-\d+=\w+(,all_reduce:\d+-\d*=\w+)*\n", script)
 
 
+def test_algorithms_are_chosen_for_the_sizes_of_the_largest_communicators():
+    builders = [TraceBuilder().add("all_reduce", 0, 1, nbytes=8) for _ in range(3)]
+    for builder in builders[:2]:
+        builder.add("all_reduce", 1, 2, nbytes=64, comm=1)
+    chosen = WhatIf(build_graph(make_profile(builders, 2, ((0, 1),)))).choose_algorithms()
+    assert [nbytes for nbytes, _ in chosen["all_reduce"]] == [8]
+
+
 def test_the_drop_in_reads_the_configuration():
     from hpccoll.mpi4py.configuration import read_choices
 
@@ -198,15 +218,18 @@ def test_an_unknown_algorithm_is_refused():
         WhatIf(make_graph()).predict(["algorithm=all_reduce/rign"])
 
 
-def make_one_size_graph(nbytes, algorithm="ring", seconds=5e-3, method="all_reduce", slow_first=1.0):
-    """Return the graph of 50 all_reduces of `seconds`; the first one takes `slow_first` times as long."""
+def make_one_size_graph(nbytes, algorithm="ring", seconds=5e-3, method="all_reduce", slow_first=1.0, members=None):
+    """Return the graph of 50 all_reduces of `seconds`; the first one takes `slow_first` times as long.
+
+    `members` are the ranks of the communicator, if these are not all ranks.
+    """
     builders, clock = [TraceBuilder() for _ in range(RANKS)], 0.0
     for number in range(50):
         end = clock + 1e-3 + seconds * (1.0 if number else slow_first)
-        for builder in builders:
-            builder.add("all_reduce", clock + 1e-3, end, nbytes=nbytes)
+        for rank in members or range(RANKS):
+            builders[rank].add("all_reduce", clock + 1e-3, end, nbytes=nbytes, comm=int(members is not None))
         clock = end
-    profile = make_profile(builders, clock)
+    profile = make_profile(builders, clock, (members,) if members else ())
     chosen = None if algorithm == "mpi" else f"all_reduce={algorithm}"
     names = tuple(name.replace("all_reduce", method) for name in profile.names)
     site = TuningSite("MPICH 5", "processor", "4 ranks on 1 node")
@@ -228,6 +251,7 @@ def test_latency_decides_on_small_messages_and_one_size_does_not_decide_on_large
         assert predicted.saving is None
         low_s, high_s = get_bounds(predicted)
         assert low_s < high_s
+        assert predicted.saving_bounds == (1 - high_s / large.graph.run_s, 1 - low_s / large.graph.run_s)
         assert " to " in predicted.format_values()[1]
     assert "hpccoll tune all_reduce" in large.predict(["algorithm=all_reduce/recursive_doubling"])[0].assumption
 
@@ -238,7 +262,9 @@ def test_the_effect_of_another_algorithm_than_that_of_the_mpi_library_is_not_kno
     assert predicted.format_values() == ("not known", "not known")
 
 
-def predict_with_table(used, method, tmp_path, monkeypatch, *, seconds=2e-4, error=0.0):
+def predict_with_table(
+    used, method, tmp_path, monkeypatch, *, seconds=2e-4, error=0.0, buffer=BufferKind.HOST, members=None
+):
     """Return the recorded job and the predictions for `tree` and the fastest algorithm, with a tuning table.
 
     `seconds` is the recorded time of an all_reduce, and `error` half the relative width of the table's intervals.
@@ -251,8 +277,8 @@ def predict_with_table(used, method, tmp_path, monkeypatch, *, seconds=2e-4, err
         )
         for nbytes, times in ((2**16, {used: 100.0, "tree": 25.0}), (2**20, {used: 400.0, "tree": 200.0, "scan": 1.0}))
     )
-    graph = make_one_size_graph(2**18, used, seconds, method, slow_first=100.0)
-    series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, points)
+    graph = make_one_size_graph(2**18, used, seconds, method, slow_first=100.0, members=members)
+    series = TuningSeries(Operation.ALL_REDUCE, 4, buffer, points)
     assert graph.profile.tuning_site is not None
     write_table(tmp_path / "table.json", TuningTable(graph.profile.tuning_site, (series,)))
     monkeypatch.setenv("HPCCOLL_TUNING", str(tmp_path / "table.json"))
@@ -277,6 +303,28 @@ def test_a_tuning_table_of_wide_intervals_or_other_times_gives_bounds_only(doubt
     assert low_s < high_s
 
 
+@pytest.mark.parametrize("other", [{"buffer": BufferKind.SYMMETRIC}, {"members": (0, 1)}])
+def test_a_tuning_table_of_other_memory_or_other_ranks_is_not_used(other, tmp_path, monkeypatch):
+    tree = predict_with_table("mpi", "Allreduce", tmp_path, monkeypatch, **other)[1][0]
+    assert tree.bounds_s is None
+
+
+@pytest.mark.parametrize(("method", "algorithms"), [("all_reduce", None), ("Allreduce", "")])
+def test_the_algorithms_of_torch_and_of_auto_are_unknown(method, algorithms, tmp_path, monkeypatch):
+    graph = predict_with_table("mpi", method, tmp_path, monkeypatch)[0]
+    unknown = replace(graph, profile=replace(graph.profile, algorithms=algorithms))
+    assert WhatIf(unknown).predict(["algorithm=all_reduce/tree"])[0].bounds_s is None
+
+
+@pytest.mark.parametrize("pair", [("ring", "shared_one_shot"), ("shared_one_shot", "ring")])
+def test_algorithms_in_shared_memory_are_not_simulated(pair):
+    used, other = pair
+    balanced, changed = WhatIf(make_one_size_graph(8, used)).predict(["balance", f"algorithm=all_reduce/{other}"])
+    assert balanced.seconds is not None
+    assert (changed.seconds, changed.bounds_s) == (None, None)
+    assert f"--engine mpi,all_reduce/{other}" in changed.assumption
+
+
 def test_ranks_that_share_cores_are_not_simulated():
     graph = make_one_size_graph(8)
     shared = replace(graph, profile=replace(graph.profile, is_oversubscribed=True))
@@ -284,16 +332,39 @@ def test_ranks_that_share_cores_are_not_simulated():
     assert [WhatIf(each).predict([change])[0].bounds_s is None for each in (graph, shared)] == [False, True]
 
 
-def test_measured_times_are_interpolated_between_near_sizes_only():
-    measured_us = {8: 2.0, 128: 8.0}
-    points = tuple(
-        TuningPoint(nbytes, "today", (CandidateTiming("ring", us, us, us),)) for nbytes, us in measured_us.items()
-    )
-    series = TuningSeries(Operation.ALL_REDUCE, 4, BufferKind.HOST, points)
-    times = {nbytes: interpolate_timing(series, "ring", nbytes) for nbytes in (4, 16, 32, 128, 256)}
-    known = {nbytes: timing.us for nbytes, timing in times.items() if timing is not None}
-    assert known == pytest.approx({4: 2, 32: 4, 128: 8})  # 128 bytes are more than four times as many as 16
-    assert interpolate_timing(series, "tree", 32) is None
+def test_the_last_choice_for_a_size_holds():
+    from hpccoll.mpi4py.configuration import read_choices
+
+    network = NetworkModel(1e-6, 1e-9, choices=tuple(read_choices("all_reduce=ring,all_reduce:0-100=tree")))
+    chosen = {nbytes: network.find_choice(ModelledTransfer("all_reduce", 4, nbytes)) for nbytes in (8, 200)}
+    assert chosen == {8: "tree", 200: "ring"}
+    assert network.find_choice(ModelledTransfer("broadcast", 4, 8)) is None
+
+
+def test_a_collective_takes_the_longest_transfer_and_a_message_that_of_its_receive():
+    first = TraceBuilder().add("send", 0, 2, peer=1).add("all_reduce", 3, 5)
+    second = TraceBuilder().add("recv", 0, 1, peer=0).add("all_reduce", 3, 4)
+    graph = build_graph(make_profile([first, second], 5))
+    transfers = classify_transfers(graph)
+    measured = dict(zip((kind.operation for kind in transfers.kinds), measure_transfers(graph, transfers), strict=True))
+    assert measured == {"send": RecordedTransfer(1.0, 1.0, 1), "all_reduce": RecordedTransfer(2.0, 2.0, 1)}
+
+
+def test_a_gathered_array_grows_with_the_ranks():
+    builders = [TraceBuilder().add("all_gather", 0, 3, nbytes=2**20) for _ in range(4)]
+    graph = build_graph(make_profile(builders, 3))
+    network = NetworkModel(1e-9, 1e-9)
+    changed_s = scale_transfers(graph, classify_transfers(graph), network, network, factor=2)
+    assert changed_s.max() == pytest.approx(7.0, rel=1e-3)  # each rank receives 7 blocks in place of 3
+
+
+def test_rare_transfers_do_not_change_the_fitted_network():
+    builders, ends = [TraceBuilder() for _ in range(2)], [*range(1, 51), 150]
+    for begin, end in zip([0, *ends], ends, strict=False):
+        for builder in builders:
+            builder.add("all_reduce", begin, end, nbytes=8 if end < 150 else 16)
+    network = WhatIf(build_graph(make_profile(builders, 150))).network
+    assert network.predict_s(ModelledTransfer("all_reduce", 2, 8)) == pytest.approx(1.0, rel=0.01)
 
 
 def make_messages():

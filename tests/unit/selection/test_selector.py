@@ -152,6 +152,15 @@ def test_the_shortest_messages_are_alike():
     assert select_by_table(known, 0, operation=Operation.BARRIER).why.startswith("measured")
 
 
+def test_times_are_interpolated_between_near_sizes_only():
+    series = table((8, {"ring": 2.0}), (128, {"ring": 8.0, "tree": (1.0, 2.0, 4.0)})).series[0]
+    timings = {nbytes: series.interpolate("ring", nbytes) for nbytes in (4, 16, 32, 128, 256)}
+    known = {nbytes: timing.us for nbytes, timing in timings.items() if timing is not None}
+    assert known == pytest.approx({4: 2, 32: 4, 128: 8})  # 128 bytes are more than four times as many as 16
+    assert series.interpolate("tree", 128) == CandidateTiming("tree", 2.0, 1.0, 4.0)
+    assert series.interpolate("tree", 64) is None
+
+
 def test_a_tie_stays_with_the_smaller_size_and_a_clear_winner_does_not():
     tie = {"ring": (9.0, 10.4, 12.0), "tree": (9.9, 10.0, 10.5)}
     assert select_by_table(table((1024, {"ring": 1.0, "tree": 2.0}), (4096, tie)), 4096).name == "ring"
