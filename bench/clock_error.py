@@ -91,7 +91,7 @@ def true_error_us(world: Any, clock: GlobalClock) -> tuple[float, float]:
     now_s = world.bcast(time.perf_counter())  # on one machine, one moment has the same time on every rank
     local = clock.local
     shown_s = local.skew(now_s) if isinstance(local, SkewedClock) else now_s
-    return abs(clock.to_global(shown_s) - now_s) * 1e6, clock.compute_error_us(shown_s)
+    return abs(clock.to_global(shown_s) - now_s) * 1e6, clock.model.compute_error_s(shown_s) * 1e6
 
 
 def summarize(records: list[dict[str, Any]], skewed: bool, writer: RecordWriter, prints: bool) -> list[str]:

@@ -18,11 +18,11 @@ import numpy as np
 from compare import Bench, Case, Must, Side
 from script import Result, main
 
+from hpccoll.arrays import Buffer, as_buffer, get_array_module
 from hpccoll.errors import HpccollError
 from hpccoll.peers import MpiEngine, TorchEngine
 from hpccoll.plan import Operation
 from hpccoll.records import SCHEMA
-from hpccoll.runtime.arrays import Buffer, as_buffer, get_array_module
 from hpccoll.units import MiB, format_size
 
 SYMMETRIC, ORDINARY, LIBRARY = "symmetric", "ordinary, by messages", "MPI library"

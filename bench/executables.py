@@ -22,9 +22,9 @@ from script import Result, main
 
 from hpccoll.algorithms import get_algorithm, make_algorithm
 from hpccoll.algorithms.ring import all_gather
+from hpccoll.lowering import Receive, Send, lower_plan
 from hpccoll.plan import IntArray, Operation, Rounds
 from hpccoll.records import SCHEMA
-from hpccoll.runtime.lowering import Receive, Send, lower_plan
 from hpccoll.units import KiB, MiB, format_size
 
 Call = Callable[[], object]

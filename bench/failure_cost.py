@@ -19,9 +19,9 @@ from compare import Bench, Case, Must, Side, all_reduce_check
 from script import Result, main
 
 from hpccoll.communicator import Communicator
+from hpccoll.failures.endings import get_endings
+from hpccoll.failures.survival import TICK_S
 from hpccoll.records import SCHEMA
-from hpccoll.runtime.failure_detection.endings import get_endings
-from hpccoll.runtime.failure_detection.survival import TICK_S
 
 END, RAISE = 'on_failure="end"', 'on_failure="raise"'
 SHORT, LONG = ("shared_one_shot", "recursive_doubling"), ("shared_two_shot", "ring")

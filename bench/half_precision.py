@@ -18,7 +18,7 @@ import numpy as np
 from compare import Bench, Case, Must, Side
 from script import Result, main
 
-from hpccoll.runtime.arrays import get_dtype
+from hpccoll.arrays import get_dtype
 
 BASELINE = "float32"
 MUST = Must("at most 2x slower", BASELINE, share=1.0)  # may take 100 % longer than float32

@@ -21,12 +21,12 @@ from compare import Bench, Case, Must, Side
 from script import Result, main
 
 from hpccoll import peers
+from hpccoll.arrays import ArrayModule, get_dtype
 from hpccoll.measure.buffers import make_buffer_module
 from hpccoll.measure.contenders import prepare_own, prepare_peer
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan import Operation
 from hpccoll.records import SCHEMA
-from hpccoll.runtime.arrays import ArrayModule, get_dtype
 from hpccoll.runtime.job import detect_layout
 from hpccoll.units import KiB, MiB, format_size
 

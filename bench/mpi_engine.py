@@ -21,6 +21,7 @@ from compare import Bench, Case, Must, Side
 from mpi4py import MPI
 from script import Result, main
 
+from hpccoll.arrays import NUMPY, get_dtype
 from hpccoll.measure.contenders import prepare_peer
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
 from hpccoll.measure.iteration_start import WindowStarter
@@ -29,7 +30,6 @@ from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.peers import MpiEngine
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
-from hpccoll.runtime.arrays import NUMPY, get_dtype
 
 ENGINE, IN_WINDOWS = "mpi engine of hpccoll bench", "mpi engine, start windows"
 LOOP, BACK_TO_BACK = "loop", "loop without barriers"

@@ -9,9 +9,10 @@ with those of the network that is fitted to the recording.
 
 With `--lab TIME`, each rank has a node of its own in a lab (`hpccoll lab`), whose links add TIME and carry 400 Mbit/s.
 With `--algorithms`, a program of all_reduces runs with several algorithms in turns. Then it is recorded with each of
-them, and `hpccoll tune` measures them. The table has the share of the run time that another algorithm saves, as
-measured (the median of the jobs) and as predicted from the recording, without and with the tuning table. A prediction
-is right if it is within 30 % of the measured saving; only savings of more than 10 % of the run time count.
+them, `hpccoll tune` measures them, and `hpccoll replay --save` runs each recording with all of them. The table has the
+share of the run time that another algorithm saves, as measured (the median of the jobs) and as predicted from the
+recording without a tuning table, with the tuning table, and with the times of the replay. A prediction is right if it
+is within 30 % of the measured saving; only savings of more than 10 % of the run time count.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ DOCS: Final = {
 }  # the arguments of programs in docs/programs
 ALGORITHMS: Final = ("ring", "recursive_doubling", "rabenseifner")
 SIZES: Final = (8, 2**18)
-LAB_LOOP: Final = (20, 10, 1e-3)  # turns of a program of all_reduces, calls of a turn, seconds of computing before each
+LAB_LOOP: Final = (10, 10, 1e-3)  # turns of a program of all_reduces, calls of a turn, seconds of computing before each
 HOST_LOOP: Final = (20, 100, 1e-5)
 TUNING_BUDGET_S: Final = "2"  # of each algorithm
+REPLAYS: Final = "12"  # runs of each algorithm
 LEAST_SAVING, TOLERANCE = 0.1, 0.3  # of the run time, from which a saving counts; of the saving, of a right prediction
 PORT: Final = "29517"
 RANK_VARIABLES: Final = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
@@ -74,16 +76,24 @@ def run_fsdp() -> None:
     _train(shard)
 
 
+def start_torch() -> None:
+    """Start torch.distributed over Gloo on the ranks of `mpirun`, with one thread and a fixed seed. Collective."""
+    import torch
+
+    rank, size = (
+        next(int(os.environ[name]) for name in names if name in os.environ)
+        for names in (RANK_VARIABLES, SIZE_VARIABLES)
+    )
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
+    torch.manual_seed(0)
+
+
 def _train(distribute: Callable[[Any], Any]) -> None:
     """Train a model for 20 steps."""
     import torch
 
-    rank, size = (
-        next(os.environ[name] for name in names if name in os.environ) for names in (RANK_VARIABLES, SIZE_VARIABLES)
-    )
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=int(rank), world_size=int(size))
-    torch.manual_seed(0)
+    start_torch()
     model = distribute(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for _ in range(20):
@@ -157,16 +167,17 @@ class Cluster:
     """Starts jobs on this host or in a lab.
 
     Args:
-        ranks: the number of ranks of each job.
+        ranks: the usual number of ranks of a job.
         lab: a lab with a node per rank, or None.
     """
 
     def __init__(self, ranks: int, lab: Lab | None) -> None:
         self._ranks, self._lab, self.has_lab = ranks, lab, lab is not None
 
-    def run(self, words: Sequence[str], **variables: str) -> str:
-        """Run a job; return its standard output."""
-        words = [str(BIN / "mpirun"), "-n", str(self._ranks), *words]
+    def run(self, words: Sequence[str], *, ranks: int = 0, **variables: str) -> str:
+        """Run a job on `ranks` ranks (0: the usual number); return its standard output."""
+        ranks = ranks or self._ranks
+        words = [str(BIN / "mpirun"), "-n", str(ranks), *words]
         master = {"MASTER_ADDR": "10.77.0.1" if self._lab else "127.0.0.1", "MASTER_PORT": PORT}
         variables = THREADS | master | variables
         if self._lab is None:
@@ -175,15 +186,17 @@ class Cluster:
                 env=os.environ | variables | {"GLOO_SOCKET_IFNAME": "lo"},
             )  # fmt: skip
         else:
-            words = ["salloc", "--quiet", f"--nodes={self._ranks}", "--ntasks-per-node=1", "--", *words]
+            words = ["salloc", "--quiet", f"--nodes={ranks}", "--ntasks-per-node=1", "--", *words]
             done = self._lab.run(words, timeout_s=LIMIT_S, env=variables)
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}: {done.stderr[-2000:]}")
         return done.stdout
 
-    def record(self, directory: Path, words: Sequence[str], **variables: str) -> str:
-        """Record a job; return its standard output."""
-        return self.run([str(BIN / "hpccoll"), "profile", "-o", str(directory), *words], **variables)
+    def record(self, directory: Path, words: Sequence[str], *, ranks: int = 0, **variables: str) -> str:
+        """Record a job on `ranks` ranks (0: the usual number); return its standard output."""
+        return self.run(
+            [str(BIN / "hpccoll"), "profile", "--overwrite", "-o", str(directory), *words], ranks=ranks, **variables
+        )
 
 
 def read_records(directory: Path, *changes: str, tuning: str = "off") -> list[dict[str, Any]]:
@@ -236,8 +249,8 @@ def record_algorithms(cluster: Cluster, nbytes: int, directory: Path) -> None:
     turns, calls, compute_s = LAB_LOOP if cluster.has_lab else HOST_LOOP
     words = ["--drop-in", __file__, "--reductions", *map(str, (nbytes, 0, turns * calls, compute_s))]
     for name in ALGORITHMS:
-        variables = {"HPCCOLL_MPI4PY_ALGORITHMS": f"all_reduce={name}", "HPCCOLL_MPI4PY_AFTER": "0"}
-        cluster.record(directory / f"{name}-{nbytes}", words, **variables)
+        chosen, recording = f"all_reduce={name}", directory / f"{name}-{nbytes}"
+        cluster.record(recording, words, HPCCOLL_MPI4PY_ALGORITHMS=chosen, HPCCOLL_MPI4PY_AFTER="0")
     size = ["-b", str(nbytes), "-e", str(nbytes), "--buffer", "host", "--budget", TUNING_BUDGET_S]
     cluster.run([str(BIN / "hpccoll"), "tune", "all_reduce", *size, "-o", str(directory / f"{nbytes}.json")])
 
@@ -258,8 +271,9 @@ def predict_savings(recording: Path, others: Sequence[str], tuning: str) -> dict
 
 def compare_algorithms(cluster: Cluster, jobs: int, directory: Path) -> None:
     """Print the measured and the predicted saving of each change of the algorithm, as shares of the run time."""
-    print("| bytes | recorded | changed to | saved | by simulation | by tuning table |\n|---|---|---|---|---|---|")
-    rights: dict[str, list[bool]] = {"simulation": [], "tuning table": []}
+    print("| bytes | recorded | changed to | saved | by simulation | by tuning table | by replay |")
+    print("|---|---|---|---|---|---|---|")
+    rights: dict[str, list[bool]] = {"simulation": [], "tuning table": [], "replay": []}
     for nbytes in SIZES:
         measured = [measure_algorithms(cluster, nbytes) for _ in range(jobs)]
         record_algorithms(cluster, nbytes, directory)
@@ -269,6 +283,9 @@ def compare_algorithms(cluster: Cluster, jobs: int, directory: Path) -> None:
             others = [other for other in ALGORITHMS if other != name]
             recording = directory / f"{name}-{nbytes}"
             predicted = {source: predict_savings(recording, others, table) for source, table in tables.items()}
+            engines = ",".join(f"all_reduce/{each}" for each in ALGORITHMS)
+            cluster.run([str(BIN / "hpccoll"), "replay", str(recording), "--engine", engines, "-n", REPLAYS, "--save"])
+            predicted["replay"] = predict_savings(recording, others, "off")
             for other in others:
                 saved, cells = 1 - seconds[other] / seconds[name], []
                 for source, savings in predicted.items():

@@ -21,10 +21,10 @@ from compare import Bench, Case
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError
+from hpccoll.failures.fault_tolerance import is_enabled
 from hpccoll.measure.results.result_file import RecordWriter, read_records
 from hpccoll.records import RunRecord
 from hpccoll.runtime import job
-from hpccoll.runtime.fault_tolerance import is_enabled
 from hpccoll.statistics import CONFIDENCE
 from hpccoll.units import format_size, parse_size
 

@@ -6,7 +6,7 @@ Each start runs `hpccoll bench` on 4 nodes x 2 ranks. The exit status is 1 unles
 error message within LIMIT_S seconds. The script writes one JSON object of kind `start_trial` per start: `launcher`,
 `outcome` (`ran`, `error` or `hung`), `seconds`, `load` (of this machine, per core, before the start), `message` (of an
 error). `--without-relay` lets MPICH send its long lines to SLURM's mpi/pmi2, from which hpccoll protects a start by
-srun (hpccoll/runtime/pmi_relay.py).
+srun (hpccoll/processes/pmi_relay.py).
 """
 
 from __future__ import annotations

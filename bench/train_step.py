@@ -49,7 +49,7 @@ from hpccoll.parallel.axis_group import AxisGroup, MeshGroups
 from hpccoll.parallel.data_parallel import GradientBuckets
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.parallel.pipeline_parallel import PipelineRank, PipelineStage
-from hpccoll.parallel.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from hpccoll.parallel.tensor_parallel import apply_column_parallel, apply_row_parallel
 from hpccoll.parallel.zero import ZeroShards
 from hpccoll.schedules import get_schedule
 from hpccoll.train.trainer import keep_freed_memory
@@ -157,7 +157,7 @@ class TensorParallelModel(nn.Module):  # type: ignore[misc] # torch has no types
         """Return the output of all layers: x (b, width) -> (b, width); collective over tp."""
         for at in range(LAYERS):
             shards = *self.shards[2 * at : 2 * at + 2], self.tp
-            x = RowParallelLinear(*shards)(x) if at % 2 else ColumnParallelLinear(*shards)(x)
+            x = apply_row_parallel(x, *shards) if at % 2 else apply_column_parallel(x, *shards)
         return x
 
 

@@ -23,10 +23,10 @@ from hpccoll.errors import (
 )
 
 if TYPE_CHECKING:
+    from hpccoll.arrays import Reduction as Reduction
+    from hpccoll.arrays import premul_sum as premul_sum
     from hpccoll.communicator import Communicator as Communicator
     from hpccoll.communicator import survivors as survivors
-    from hpccoll.runtime.arrays import Reduction as Reduction
-    from hpccoll.runtime.arrays import premul_sum as premul_sum
     from hpccoll.runtime.messages.point_to_point import ANY_SOURCE as ANY_SOURCE
     from hpccoll.runtime.messages.point_to_point import PROC_NULL as PROC_NULL
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at its first use; only `Communicator` initializes MPI."""
+    """Import a public name at its first use; also initialize MPI, except for `Reduction` and `premul_sum`."""
     if name in ("Communicator", "survivors"):
         from hpccoll.runtime import job
 
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(communicator, name)
     if name in ("Reduction", "premul_sum"):
-        from hpccoll.runtime.arrays import reductions
+        from hpccoll.arrays import reductions
 
         return getattr(reductions, name)
     if name in ("ANY_SOURCE", "PROC_NULL"):  # mpi4py's constants, which differ between MPI libraries

@@ -40,10 +40,10 @@ def write_atomically(path: str | Path, contents: str | bytes) -> None:
 
 @contextmanager
 def lock_beside(path: Path, limit_s: float) -> Iterator[None]:
-    """Context manager: hold a lock on the file `.NAME.lock` in the directory of the file `path`, called NAME.
+    """Context manager: hold a lock on the file `.NAME.lock` beside the file `path`, whose name is NAME.
 
-    If another process keeps the lock for `limit_s` seconds, for example because it is stopped, the block runs without
-    the lock. The lock file is not removed. Raises OSError if it cannot be made.
+    If another process keeps the lock for `limit_s` seconds, for example because it is stopped, the `with` block runs
+    without the lock. The lock file is not removed. Raises OSError if the lock file cannot be made.
     """
     descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:

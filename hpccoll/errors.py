@@ -78,13 +78,13 @@ class MismatchError(CommunicationError):
 class RankLostError(CommunicationError):
     """The process of another rank has ended, or was counted as dead because it did not answer.
 
-    `ranks` are the dead ranks of the communicator, `hosts` their hosts, and `operation` the call that raises; it is
-    empty for a call after the one that noticed the loss.
+    `ranks` are the dead ranks of the communicator, and `hosts` their hosts. `operation` names the first call that
+    raises the error; later calls on the communicator raise the error with an empty `operation`.
     """
 
     def __init__(self, rank: int, ranks: tuple[int, ...], hosts: tuple[str, ...], operation: str) -> None:
         self.ranks, self.hosts, self.operation = ranks, hosts, operation
-        dead = " and ".join(f"rank {each} (on {host})" for each, host in zip(ranks, hosts, strict=True))
+        dead = " and ".join(f"rank {rank} (on {host})" for rank, host in zip(ranks, hosts, strict=True))
         doing = f" in {operation}" if operation else ""
         super().__init__(
             f"rank {rank}{doing}: {dead} of this communicator {'has' if len(ranks) == 1 else 'have'} ended; call its "
@@ -98,7 +98,7 @@ class RankLostError(CommunicationError):
 def _remake_rank_lost_error(
     message: str, ranks: tuple[int, ...], hosts: tuple[str, ...], operation: str
 ) -> RankLostError:
-    """Return a RankLostError with these attributes; pickle calls it to restore one."""
+    """Return a RankLostError with these attributes; pickle calls this function to restore a RankLostError."""
     error = RankLostError.__new__(RankLostError, message)
     error.args, error.ranks, error.hosts, error.operation = (message,), ranks, hosts, operation
     return error
@@ -117,7 +117,7 @@ class PlanError(HpccollError):
 
 
 class DeadlockError(PlanError):
-    """A program of sends and receives deadlocks; `stuck` maps each blocked rank to its current action."""
+    """A program of sends and receives deadlocks; `stuck` maps each blocked rank to a description of its action."""
 
     def __init__(self, message: str, stuck: dict[int, str]) -> None:
         super().__init__(message)

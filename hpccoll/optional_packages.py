@@ -6,7 +6,8 @@ from __future__ import annotations
 def format_install_command(extra: str) -> str:
     """Return the `pip install` command for an extra of hpccoll, such as `torch`: `pip install "torch>=2.11,<2.16"`.
 
-    The command names the packages themselves, so that it also works where hpccoll is installed from its source tree.
+    The `pip install` command names packages instead of the extra, so that it also works if hpccoll is installed from
+    its source tree.
     """
     from importlib import metadata
 

@@ -7,4 +7,4 @@ def escape_unprintable(text: str) -> str:
     r"""Return a string whose unprintable characters, such as those of terminal commands, are escaped as in `\x1b`."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

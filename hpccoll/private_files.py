@@ -1,8 +1,8 @@
 """Opens files that other users may have created or replaced, such as files in /dev/shm, /tmp or a shared directory.
 
 A FIFO, a device, a symbolic link or a file of any size may stand in place of an expected file. `open_private` refuses
-what another user may have made or may change; `read_regular` refuses only what cannot be read in bounded time, and
-`read_limited` only what needs too much memory.
+files that another user may have made or may change. `read_regular` accepts files of other users, but only regular files
+up to a size limit. `read_limited` also accepts pipes and devices, up to a size limit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def read_private(path: str, most_bytes: int) -> bytes:
     """Return the contents of a file that `open_private` accepts and that has up to `most_bytes` bytes.
 
     Raises:
-        OSError: `open_private` refuses the file, or it is larger.
+        OSError: `open_private` refuses the file, or the file has more than `most_bytes` bytes.
     """
     return _read(open_private(path), path, most_bytes)
 
@@ -49,7 +49,7 @@ def read_regular(path: str, most_bytes: int) -> bytes:
     """Return the contents of a regular file of any user, of up to `most_bytes` bytes; do not block on a pipe.
 
     Raises:
-        OSError: the file cannot be opened, is no regular file, or is larger.
+        OSError: the file cannot be opened, is no regular file, or has more than `most_bytes` bytes.
     """
     return _read(_open_regular(path, os.O_RDONLY), path, most_bytes)
 
@@ -58,7 +58,7 @@ def read_limited(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """Return the contents of a file or pipe that the user named, of up to `most_bytes` bytes; it may block on a pipe.
 
     Raises:
-        OSError: the file cannot be read, or is larger.
+        OSError: the file cannot be read, or has more than `most_bytes` bytes.
     """
     contents = bytearray()
     with open(path, "rb") as file:  # noqa: PTH123 - `pathlib` takes 5 ms to import
@@ -88,7 +88,7 @@ def _open_regular(path: str, flags: int) -> int:
 def _read(descriptor: int, path: str, most_bytes: int) -> bytes:
     """Return the contents of the open file `descriptor`, called `path`, and close it.
 
-    Raises OSError if it has more than `most_bytes` bytes.
+    Raises OSError if the file has more than `most_bytes` bytes.
     """
     with os.fdopen(descriptor, "rb") as file:
         nbytes = os.fstat(descriptor).st_size

@@ -86,7 +86,7 @@ def _make_palette() -> Image.Image:
     """Return an image with the palette of all GIF frames: all colours, and blends of them for smoothed edges."""
     ranks = [palette.rank_colour(rank) for rank in range(len(palette.COLOURS))]
     lines = [palette.rank_line_colour(rank) for rank in range(len(palette.COLOURS))]
-    # Pure colours come first and none is close to EMPTY, since Pillow confuses colours that differ by less than four.
+    # Pure colours come first, and no colour is close to EMPTY: Pillow confuses colours that differ by less than 4.
     ink, quiet, glow, paper = palette.INK, palette.QUIET, palette.GLOW, palette.PAPER
     plain = [_blend(fill, fill, 0) for fill in (paper, palette.EMPTY, ink, quiet, palette.PALE, glow, *ranks, *lines)]
     to_paper = [(fill, paper) for fill in (ink, quiet, glow, *ranks, *lines)]
@@ -99,7 +99,7 @@ def _make_palette() -> Image.Image:
 
 
 def _blend(over: str, under: str, share: float) -> tuple[int, ...]:
-    """Return a blend of two colours, such as `#ff0000`, as red, green and blue; `share` of it, 0 to 1, is `under`."""
+    """Return a blend of two colours, such as `#ff0000`, as (red, green, blue); `under` has the weight `share`."""
     return tuple(
         round(int(over[at : at + 2], 16) * (1 - share) + int(under[at : at + 2], 16) * share) for at in (1, 3, 5)
     )
@@ -128,7 +128,7 @@ class _Pen:
                 for points in polygons:
                     self._canvas.polygon([self._scale_point(point) for point in points], fill)
             case OutlinedBox(box, fill, stroke, width, radius):
-                # Pillow draws an outline inside the box; a larger box centres it on the box's edge, as in SVG.
+                # Pillow draws outlines inside the box; growing the box by half the width on each side matches SVG.
                 (x, y, w, h), by = box, width / 2 if stroke else 0
                 grown, rim = (x - by, y - by, w + 2 * by, h + 2 * by), self._scale_width(width) if stroke else 0
                 self._canvas.rounded_rectangle(self._corners(grown), radius * self._scale, fill, stroke, rim)
@@ -143,7 +143,7 @@ class _Pen:
                 self._canvas.text(self._scale_point(at), words, fill, font, _ANCHORS[anchor])
 
     def _scale_point(self, point: XY) -> XY:
-        """Return a point of the scene in pixels of the image."""
+        """Return a point (x, y) of the scene in pixels of the image."""
         return point[0] * self._scale, point[1] * self._scale
 
     def _scale_width(self, width: float) -> int:
@@ -151,7 +151,7 @@ class _Pen:
         return max(round(width * self._scale), 1)
 
     def _corners(self, box: Box) -> Box:
-        """Return the left, top, right and bottom of `box` (x, y, width and height of the scene) in pixels."""
+        """Return (left, top, right, bottom) in pixels of `box`, which is (x, y, width, height) in the scene's units."""
         x, y, w, h = (value * self._scale for value in box)
         left, top = round(x), round(y)
         return left, top, max(round(x + w) - 1, left), max(round(y + h) - 1, top)

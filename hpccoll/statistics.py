@@ -45,9 +45,10 @@ class Interval:
 
 
 def summarize(samples_us: SampleValues) -> TimeSummary:
-    """Return minimum, median with 95 % interval, percentiles and maximum of timings in microseconds.
+    """Return a record of the minimum, median with 95 % interval, p95, p99 and maximum of timings in microseconds.
 
-    Raises UsageError if there are no samples, or one is negative, infinite or not a number.
+    The 99th percentile, p99, is None for fewer than FEWEST_FOR_P99 samples. Raises UsageError if there are no samples,
+    or one is negative, infinite or not a number.
     """
     ordered = _sort_samples(samples_us)
     median = _find_median(ordered, CONFIDENCE)
@@ -64,7 +65,7 @@ def summarize(samples_us: SampleValues) -> TimeSummary:
 
 
 def median_interval(samples: SampleValues, confidence: float = CONFIDENCE) -> Interval:
-    """Return the median and an interval that contains the true median with a probability of at least `confidence`.
+    """Return the median as an `Interval` that contains the true median with a probability of at least `confidence`.
 
     With too few samples, the interval is the range of the samples, and its coverage is below `confidence`.
     Raises UsageError if there are no samples, or one is negative, infinite or not a number.
@@ -73,11 +74,11 @@ def median_interval(samples: SampleValues, confidence: float = CONFIDENCE) -> In
 
 
 def ratio_of_medians(numerator: SampleValues, denominator: SampleValues) -> Interval:
-    """Return median(numerator) / median(denominator) and an interval that contains the true ratio.
+    """Return median(numerator) / median(denominator) as an `Interval` that contains the true ratio.
 
     Each median gets an interval of confidence 1 - (1 - CONFIDENCE) / 2, and the bounds of the ratio are the quotients
-    of opposite ends of these intervals. The ratio's interval is wider than a bootstrap interval. The method is valid
-    for any distribution, for few samples, and for sets of samples that depend on each other, as in interleaved runs.
+    of opposite ends of these intervals. The ratio's interval is wider than a bootstrap interval, but valid for any
+    distribution, for few samples, and for two sets of samples that depend on each other, as in interleaved runs.
     Raises UsageError if there are no samples, a sample is invalid, or the denominator's interval reaches zero.
     """
     single = 1 - (1 - CONFIDENCE) / 2
@@ -92,8 +93,8 @@ def ratio_of_medians(numerator: SampleValues, denominator: SampleValues) -> Inte
 def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
     """Return the rank r of the samples that bound the true median, and the probability that they do.
 
-    The r-th smallest and the r-th largest of `n` samples are the bounds. `r` is the largest number for which the
-    probability is at least `confidence`, or 1 if there is none.
+    The r-th smallest and the r-th largest of `n` samples are the bounds. `r` is the largest number with a probability
+    of at least `confidence`, or 1 if no number has such a probability.
     """
     from scipy.special import bdtr, bdtrik  # scipy.stats takes a second to import
 
@@ -102,7 +103,7 @@ def median_ranks(n: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
 
 
 def compute_robust_deviation(values: SampleValues) -> float:
-    """Return an estimate of the standard deviation of values that a minority of outliers hardly changes.
+    """Return the standard deviation of values, estimated such that a minority of outliers hardly changes the result.
 
     The estimate is the median absolute deviation from the median, scaled for normally distributed values; NaNs are
     ignored.
@@ -123,7 +124,7 @@ def _find_median(ordered: NDArray[np.float64], confidence: float) -> Interval:
 
 
 def _sort_samples(samples: SampleValues) -> NDArray[np.float64]:
-    """Return a sorted copy of the samples; UsageError if there are none, or one is negative, infinite or NaN."""
+    """Return a sorted copy of the samples; raise UsageError if there are none, or one is negative, infinite or NaN."""
     array = np.sort(np.asarray(samples, np.float64), axis=None)
     if not len(array):
         raise UsageError("a summary needs at least one sample; ask for at least one with --iterations")

@@ -1,9 +1,9 @@
 """Tables for people: aligned text that fits the width of the terminal without cutting a number or a word.
 
-A table that is too wide is made narrower step by step until it fits. First, headings break at blanks. Then cells break
-at blanks, in the columns that `wraps` marks. Then columns with a `drop_priority` are left out, and a line below the
-table names them. Last, the columns are printed in several blocks, each of which begins with the first column. In a pipe
-or a file, which have no width, a table is as wide as its cells.
+A table that is too wide for the terminal is made narrower step by step until it fits. First, headings break at blanks.
+Second, cells break at blanks, in the columns that `wraps` marks. Third, columns with a `drop_priority` are left out,
+and a line below the table names them. Last, the columns are printed in several blocks, each of which begins with the
+table's first column. In a pipe or a file, which have no width, a table is as wide as its cells.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _find_launcher_width() -> int | None:
     import psutil
 
     try:
-        launcher = next((each for each in psutil.Process().parents() if each.name() in _LAUNCHERS), None)
+        launcher = next((parent for parent in psutil.Process().parents() if parent.name() in _LAUNCHERS), None)
         if launcher is None:
             return None
         output = os.open(f"/proc/{launcher.pid}/fd/1", os.O_WRONLY | os.O_NOCTTY)  # `open` would truncate a file
@@ -84,7 +84,7 @@ def _find_launcher_width() -> int | None:
 
 
 def lay_out_table(columns: Sequence[TextColumn], rows: Sequence[Sequence[str]], width: int | None) -> TableLayout:
-    """Return how a table with cells `rows` is printed in `width` characters per line (None: no limit)."""
+    """Return the layout in which a table with cells `rows` has at most `width` characters per line (None: no limit)."""
     everything = tuple(range(len(columns)))
     natural = {i: max([len(columns[i].heading), *(len(row[i]) for row in rows)]) for i in everything}
     if width is None or _add_widths(everything, natural) <= width:
@@ -108,16 +108,16 @@ def _get_narrow_width(column: TextColumn, cells: Sequence[str]) -> int:
 
 
 def _add_widths(indices: Sequence[int], widths: Mapping[int, int]) -> int:
-    """Return the width in characters of the columns `indices` beside each other; `widths` has that of each column."""
+    """Return the width in characters of the columns `indices` beside each other; `widths` has each column's width."""
     return sum(widths[i] for i in indices) + GAP * (len(indices) - 1)
 
 
 def _shrink_text(
     columns: Sequence[TextColumn], kept: Sequence[int], widths: Mapping[int, int], width: int
 ) -> dict[int, int]:
-    """Return the widths of the columns `kept` after making columns that wrap narrower, the widest first.
+    """Return the widths of the columns, by index, after narrowing the columns whose cells may break, the widest first.
 
-    Columns are made narrower until the table fits into `width` characters, if possible.
+    Columns are made narrower until those in `kept` fit into `width` characters, if possible.
     """
     shrunk = dict(widths)
     while _add_widths(kept, shrunk) > width:
@@ -131,9 +131,10 @@ def _shrink_text(
 def _share_spare_width(
     kept: Sequence[int], widths: Mapping[int, int], natural: Mapping[int, int], width: int
 ) -> dict[int, int]:
-    """Return the widths of the columns after giving them characters that are left of `width`.
+    """Return the columns' widths, by index, after sharing the unused characters of `width` among the columns.
 
-    From left to right, each of the columns `kept` gets its width in `natural`, with an unbroken heading, if it fits.
+    From left to right, each column in `kept` gets its width with an unbroken heading (`natural`) if there is room for
+    it.
     """
     shared = dict(widths)
     for i in kept:

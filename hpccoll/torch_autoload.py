@@ -2,8 +2,8 @@
 
 Torch calls the functions of the entry point group `torch.backends` at the end of `import torch`. `register` imports
 no other module of hpccoll, and leaves other backends as they are: hpccoll.torch is imported when `init_process_group`
-names the backend. From torch 2.14 on, torch.distributed has an entry point group for backends. Torch loads this group
-only after it has read RANK and MASTER_ADDR, which hpccoll.torch provides, so that is too late.
+names the backend. From torch 2.14 on, torch.distributed has an entry point group for backends. Torch loads entry points
+of backends only after it has read RANK and MASTER_ADDR: too late, because hpccoll.torch provides these variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 def register() -> None:
     """Let torch.distributed import hpccoll.torch at the first group with the backend "hpccoll"; called by torch.
 
-    torch calls it at `import torch`, as an extension; hpccoll.torch itself is not imported then.
+    torch calls `register` at `import torch`, as an extension; `register` does not import hpccoll.torch itself.
     """
     module = sys.modules.get("torch.distributed.rendezvous")  # absent if torch was built without torch.distributed
     handlers: dict[str, Callable[..., Any]] = getattr(module, "_rendezvous_handlers", {})
@@ -28,14 +28,15 @@ def register() -> None:
 def _import_first(
     handlers: dict[str, Callable[..., Any]], scheme: str, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a rendezvous handler of torch that calls `original`, after importing hpccoll.torch if it is needed.
+    """Return a rendezvous handler that calls `original` or, for the backend "hpccoll", imports hpccoll.torch first.
 
-    The import is needed if the backend is "hpccoll". `handlers` is torch's table of handlers, and `scheme` a key in it.
+    The import may replace the handler in `handlers`, torch's table of handlers by URL scheme; the handler for `scheme`
+    in this table is then called in place of `original`.
     """
 
     @wraps(original)
     def rendezvous(url: str, **options: Any) -> Any:
-        """Yield the results of torch's rendezvous handler or, for the backend "hpccoll", of that of hpccoll.torch."""
+        """Yield the results of torch's rendezvous handler or, for the backend "hpccoll", of hpccoll.torch's handler."""
         handler = original
         if _is_backend_of_caller():
             import hpccoll.torch  # noqa: F401 - may replace the handler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hpccoll.errors import UsageError
 
@@ -14,7 +14,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as `8`, `64K`, `1.5M` or `2GiB`; raise UsageError for another string."""
+    """Return a size such as `8`, `64K`, `1.5M` or `2GiB` in bytes; raise UsageError for another string."""
     match = _SIZE.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} is not a size; write bytes with an optional suffix, such as 8, 64K, 1.5M or 2G")
@@ -35,14 +35,17 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_nearest_multiples(number: int, divisor: int) -> str:
-    """Return the positive multiples of `divisor` just below and above `number`, such as `28 or 32`."""
+    """Return the multiples of `divisor` around `number` as a string, such as `28 or 32`; one may be `number`.
+
+    If the lower multiple is 0, the string has only the upper one.
+    """
     below = number // divisor * divisor
     return f"{below} or {below + divisor}" if below else str(divisor)
 
 
 def format_nearest_divisors(number: int, total: int) -> str:
-    """Return the divisors of `total` just below and above `number`, such as `2 or 4`."""
-    divisors = [each for each in range(1, total + 1) if total % each == 0]
+    """Return the divisors of `total` just below and above `number` (above 1) as a string, such as `2 or 4`."""
+    divisors = [divisor for divisor in range(1, total + 1) if total % divisor == 0]
     nearest = [
         max(divisor for divisor in divisors if divisor < number),
         *[divisor for divisor in divisors if divisor > number][:1],
@@ -87,7 +90,7 @@ def sizes_between(smallest: int, largest: int, factor: int) -> list[int]:
 def list_message_sizes(smallest: str | None, largest: str, factor: int) -> list[int]:
     """Return message sizes in bytes; the arguments are the values of --min-bytes, --max-bytes and --factor.
 
-    Without a smallest size (None), they are 8 and the powers of the factor above 8, so that most are round numbers.
+    If `smallest` is None, the sizes are 8, the powers of the factor above 8, and `largest`.
     """
     last = parse_size(largest)
     if smallest is not None or factor < 2 or last <= 8:
@@ -98,12 +101,24 @@ def list_message_sizes(smallest: str | None, largest: str, factor: int) -> list[
     return [8, *(sizes_between(first, last, factor) if first <= last else [last])]
 
 
-def format_ranges(numbers: Sequence[int], dash: str = "-") -> str:
-    """Return `numbers` as a string in their order, with consecutive numbers as a range, such as `0-3,7`."""
+def format_list(items: Sequence[object], most: int = 8) -> str:
+    """Return the first `most` items joined by commas, followed by `and N more` if there are more items."""
+    shown = ", ".join(map(str, items[:most]))
+    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
+
+
+def split_into_runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Return `numbers` in their order as lists of consecutive numbers: [[0, 1, 2], [7]] for 0, 1, 2, 7."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}{dash}{run[-1]}" for run in runs)
+    return runs
+
+
+def format_ranges(numbers: Iterable[int], dash: str = "-", comma: str = ",") -> str:
+    """Return `numbers` as a string in their order, with consecutive numbers as a range, such as `0-3,7`."""
+    runs = split_into_runs(numbers)
+    return comma.join(str(run[0]) if len(run) == 1 else f"{run[0]}{dash}{run[-1]}" for run in runs)

@@ -6,7 +6,7 @@ set_start_limit() { start_limit=${HPCCOLL_START_TIMEOUT:-$((45 + RANKS / 100))};
 
 # set_launch_command NAME: set LAUNCHER, and LAUNCH to the srun or mpirun command that this MPI library needs.
 set_launch_command() {
-    local per_node=$(((RANKS + NODES - 1) / NODES)) type=${HPCCOLL_SRUN_MPI:-} is_subset=''
+    local per_node=$(((RANKS + NODES - 1) / NODES)) type=${HPCCOLL_SRUN_MPI:-} is_subset='' start_rank=''
     if [ "$NODES" -lt "$SLURM_JOB_NUM_NODES" ]; then is_subset=yes; fi
     case "$1" in
     srun)
@@ -25,22 +25,40 @@ set_launch_command() {
         # Both mpiruns start one daemon per node by srun. With GPUs, bind.sh does the binding instead.
         case "$LIBRARY" in
         'Open MPI'*)
-            LAUNCH=(mpirun ${survive:+--with-ft ulfm} -n "$RANKS" --map-by "ppr:$per_node:node")
-            if [ -n "$is_subset" ]; then LAUNCH+=(--host "${HOSTS//,/:$per_node,}:$per_node"); fi
+            LAUNCH=(mpirun ${survive:+--with-ft ulfm} -n "$RANKS")
+            if [ -n "${survive:-}" ] && [ "$NODES" -gt 1 ]; then
+                start_rank=yes LAUNCH+=(--host "$(uname -n):$RANKS")
+            else
+                LAUNCH+=(--map-by "ppr:$per_node:node")
+                if [ -n "$is_subset" ]; then LAUNCH+=(--host "${HOSTS//,/:$per_node,}:$per_node"); fi
+            fi
             ;;
         *)
             LAUNCH=(mpirun -n "$RANKS" -ppn "$per_node")
             if [ -n "$is_subset" ]; then LAUNCH+=(-hosts "$HOSTS"); fi
             ;;
         esac
-        if [ ${#WRAP[@]} -gt 0 ]; then LAUNCH+=(--bind-to none); fi
+        if [ ${#WRAP[@]} -gt 0 ] || [ -n "$start_rank" ]; then LAUNCH+=(--bind-to none); fi
         # SLURM_NTASKS_PER_NODE would make srun start more than one daemon per node.
         LAUNCH=(env -u SLURM_NTASKS_PER_NODE "${LAUNCH[@]}")
+        if [ -n "$start_rank" ]; then add_rank_starter "$per_node"; fi
         ;;
     *) fail 2 "unknown launcher HPCCOLL_LAUNCHER=$1; choose one of: auto, mpirun, srun" ;;
     esac
     # shellcheck disable=SC2034 # job.sh prints it
     LAUNCHER="$1 of $LIBRARY"
+}
+
+# add_rank_starter PER_NODE: let the mpirun in LAUNCH start all ranks by start_rank.sh, as if on this node. mpirun then has
+# no daemons on other nodes, with which it would end the job (docs/failures.md).
+#   PRTE_MCA_ras                      mpirun does not use SLURM's nodes
+#   PRTE_MCA_pmix_remote_connections  ranks connect to mpirun over the network
+#   PMIX_MCA_gds                      mpirun sends the job's description, instead of sharing memory
+#   OMPI_MCA_btl                      Open MPI sends all messages over TCP, because it takes all ranks for ranks of one node
+add_rank_starter() {
+    LAUNCH=(env PRTE_MCA_ras=^slurm PRTE_MCA_pmix_remote_connections=1 PMIX_MCA_gds=hash OMPI_MCA_btl="self,tcp"
+        RANK_NODES="$(scontrol show hostnames "$HOSTS" | paste -sd,)" NODE_RANKS="$1"
+        "${LAUNCH[@]}" "$HPCCOLL_SLURM/start_rank.sh")
 }
 
 # Set LIBRARY, and LAUNCHERS, the launchers to try, and choose the first that starts all ranks as one job. Each is

@@ -7,12 +7,12 @@
 #   sbatch slurm/train.sh dp --profile trace.json                              # a trace of all ranks for ui.perfetto.dev
 #   sbatch slurm/train.sh dp --model course --compare                          # compares with torch's DDP; keeps no checkpoint
 #   sbatch --gpus-per-node=4 --ntasks-per-node=4 slurm/train.sh dp=4,tp=4 --device cuda
-#   SURVIVE=1 sbatch slurm/train.sh dp                                         # continues without dead ranks, with Open MPI
+#   SURVIVE=1 sbatch --no-kill slurm/train.sh dp           # continues without dead ranks and nodes, with Open MPI
 #
 # The product of the mesh's sizes is the number of ranks. Ranks of the axis tp are consecutive, so a tp of at most
 # --ntasks-per-node stays within a node. A job that is warned, or loses a node, resumes from its last checkpoint. With
-# SURVIVE=1, training continues in the same job after the death of a rank. It is requeued if too few ranks are left, or
-# if a node dies: the mpirun of Open MPI 5.0.11 ends all ranks then.
+# SURVIVE=1, training continues in the same job after the death of a rank; with --no-kill, by which SLURM does not end
+# the job, also after the death of a node. The job is requeued if too few ranks are left, or if the first node dies.
 #
 # Results: results/train-JOBID/train.jsonl, one record per step, and results/train-JOBID/checkpoint.
 

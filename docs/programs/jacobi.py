@@ -26,7 +26,7 @@ while iteration < most_iterations and change[0] > 1e-4:
     ring.Sendrecv(old[1], dest=above, recvbuf=old[-1] if below != MPI.PROC_NULL else None, source=below)
     ring.Sendrecv(old[-2], dest=below, recvbuf=old[0] if above != MPI.PROC_NULL else None, source=above)
     new[1:-1, 1:-1] = (old[:-2, 1:-1] + old[2:, 1:-1] + old[1:-1, :-2] + old[1:-1, 2:]) / 4
-    own = np.array([np.abs(new - old).max()])
+    own = np.array([np.abs(new[1:-1] - old[1:-1]).max()])
     ring.Allreduce(own, change, op=MPI.MAX)
     old, new = new, old
     iteration += 1

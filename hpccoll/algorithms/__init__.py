@@ -5,6 +5,10 @@ algorithm's function only describes transfers: it returns lazy `Rounds`, whose s
 Docstrings call the message size in bytes S (as nccl-tests does), the chunk count k, the node count N and the ranks per
 node L.
 
+A function whose docstring begins with "Plan" is an algorithm: it returns the rounds for the ranks in the array `rank`,
+in a group of n ranks. `root` is the root rank, `chunks` is the number k of chunks of the message, and `nodes` has the
+ranks of each node (None: one node). The docstring of a cost function begins with the cost that the function returns.
+
 Read the module `ring` first, then `registry` and `catalogue`. `loader` loads a user's own algorithm.
 """
 

@@ -1,4 +1,4 @@
-"""Bine (binomial negabinary) all-reduce: a butterfly whose distances have only digits 1 in base -2.
+"""Bine (binomial negabinary) all-reduce: a butterfly whose distances have only the digit 1 in base -2.
 
 The distances abs(1 - (-2)**m) / 3 for m = log2 n, ..., 1 shrink from about n/3 to 1. The distances of recursive halving
 (n/2, n/4, ..., 1) are about 1.5 times those of Bine, so recursive halving sends more bytes between groups of nearby
@@ -7,11 +7,8 @@ direction. The ranks that a rank reaches in its remaining rounds form one cyclic
 contiguous in memory (two pieces if it wraps around). The all-reduce is a reduce-scatter with shrinking distances, then
 the same rounds backwards.
 
-If n is not a power of two, each rank r >= c (the largest power of two below n) first sends its data to rank r - c,
-which sends back the result at the end. If n is not a power of two, the all-reduce takes two more rounds, and some ranks
-send S bytes (the message size) more. The receiver's own part is the first operand of each reduction, the partner's
-partial sum the second. One rank computes the final sum of each chunk, and all others copy it. Source: De Sensi et al.,
-Bine Trees, SC 2025 (arXiv 2508.17311).
+The order of reduction, and the extra rounds if n is not a power of two, are those of Swing (swing.py). Source: De Sensi
+et al., Bine Trees, SC 2025 (arXiv 2508.17311).
 """
 
 from __future__ import annotations
@@ -29,8 +26,8 @@ def find_first_reachable(rank: IntArray, digits: int) -> IntArray:
     """Return the first of the 2**digits consecutive ranks that each rank reaches in its last `digits` rounds.
 
     An even rank r reaches the ranks r + v, an odd rank r the ranks r - v, for every v of `digits` digits in base -2.
-    The smallest number of `digits` digits in base -2 has ones at exactly the digits with negative weight. A result may
-    be negative (ranks count modulo n).
+    The smallest number of `digits` digits in base -2 has ones at exactly the digits with negative weight. A
+    returned rank may be negative, because ranks are counted modulo n.
     """
     least = -2 * (4 ** (digits // 2) - 1) // 3
     most = least + (1 << digits) - 1
@@ -54,9 +51,6 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_REDUCE, "bine", rabenseifner_cost, period)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: a reduce-scatter whose distances and messages halve, then the same rounds backwards.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-reduce: a reduce-scatter whose distances and messages halve, then the same rounds backwards."""
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))

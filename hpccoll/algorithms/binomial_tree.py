@@ -24,13 +24,8 @@ WHOLE = Span(0, 1, 1)
 def _send_up_tree(rank: IntArray, n: int, root: int, region: Region, op: Op, chunks: int) -> Rounds:
     """Return the rounds in which every rank but the root sends `region` to its parent in a binomial tree, leaves first.
 
-    Args:
-        rank: the ranks whose rounds are returned.
-        n: the number of ranks.
-        root: the root of the tree.
-        region: the chunks that a rank sends and its parent receives.
-        op: how the parent combines them with its own: a copy or a reduction.
-        chunks: the number of chunks per rank.
+    `region` has the chunks that a rank sends and its parent receives. `op` states whether the parent copies the
+    received chunks over its own, or reduces them with its own.
     """
     place = (rank - root) % n  # the rank relative to the root
 
@@ -48,84 +43,57 @@ def _send_up_tree(rank: IntArray, n: int, root: int, region: Region, op: Op, chu
 
 
 def reduce_cost(n: int) -> Cost:
-    """A message of S bytes takes ceil(log2 n) steps; every rank but the root sends S once.
-
-    Returns the cost of `reduce/tree` on n ranks.
-    """
+    """A message of S bytes takes ceil(log2 n) steps; every rank but the root sends S once."""
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
 def broadcast_cost(n: int) -> Cost:
-    """A message of S bytes takes ceil(log2 n) steps; the root sends S in each step.
-
-    Returns the cost of `broadcast/tree` on n ranks.
-    """
+    """A message of S bytes takes ceil(log2 n) steps; the root sends S in each step."""
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(ceil_log2(n)))
 
 
 def all_reduce_cost(n: int) -> Cost:
-    """S bytes take 2 ceil(log2 n) steps; a rank sends 2 (n-1)/n S on average, the root ceil(log2 n) S.
-
-    Returns the cost of `all_reduce/tree` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take 2 ceil(log2 n) steps; a rank sends 2 (n-1)/n S on average, the root ceil(log2 n) S."""
     return Cost(2 * ceil_log2(n), Fraction(2 * (n - 1), n), Fraction(ceil_log2(n)))
 
 
 @algorithm(Operation.REDUCE, "tree", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a reduce: partial results move up a binomial tree to the root.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a reduce: partial results move up a binomial tree to the root."""
     return _send_up_tree(rank, n, root, WHOLE, Op.OWN_FIRST, 1)
 
 
 @algorithm(Operation.BROADCAST, "tree", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a broadcast: in each round every rank that has the message sends it to one more rank.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a broadcast: in each round every rank that has the message sends it to one more rank."""
     return reduce(rank, n, root).reversed()
 
 
 @algorithm(Operation.ALL_REDUCE, "tree", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: a binomial reduce to rank 0, then a binomial broadcast.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-reduce: a binomial reduce to rank 0, then a binomial broadcast."""
     return reduce(rank, n, 0) + broadcast(rank, n, 0)
 
 
 def _subtree_sizes(n: int) -> list[int]:
-    """Return the number of ranks in the binomial subtree of each rank 1 to n - 1, counted from the root."""
+    """Return the sizes of the subtrees of ranks 1 to n - 1, in this order, in a binomial tree with root 0."""
     return [min(place & -place, n - place) for place in range(1, n)]
 
 
 def gather_cost(n: int) -> Cost:
-    """A gather takes ceil(log2 n) steps; every rank but the root sends the blocks of its subtree once.
-
-    Returns the cost of `gather/tree` on n ranks; S is the message size in bytes.
-    """
+    """A gather takes ceil(log2 n) steps; every rank but the root sends the blocks of its subtree once."""
     sizes = _subtree_sizes(n)
     return Cost(ceil_log2(n), Fraction(sum(sizes), n * n), Fraction(max(sizes, default=0), n))
 
 
 def scatter_cost(n: int) -> Cost:
-    """S bytes take ceil(log2 n) steps; the root sends (n-1)/n S; an edge carries S/n per rank of its subtree.
-
-    Returns the cost of `scatter/tree` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take ceil(log2 n) steps; the root sends (n-1)/n S; an edge carries S/n per rank of its subtree."""
     return Cost(ceil_log2(n), Fraction(sum(_subtree_sizes(n)), n * n), Fraction(n - 1, n))
 
 
 @algorithm(Operation.GATHER, "tree", gather_cost)
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a gather: each rank collects the blocks of its subtree, then sends all of them to its parent at once.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a gather: each rank collects the blocks of its subtree, then sends all of them to its parent at once."""
     place = (rank - root) % n  # the rank relative to the root
 
     def gather_round(t: int) -> list[Move]:
@@ -145,26 +113,17 @@ def gather(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.SCATTER, "tree", scatter_cost)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a scatter: each rank keeps its own block and forwards the blocks of its subtree.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a scatter: each rank keeps its own block and forwards the blocks of its subtree."""
     return gather(rank, n, root).reversed()
 
 
 def barrier_cost(n: int) -> Cost:
-    """A tree barrier takes 2 ceil(log2 n) steps and sends no data.
-
-    Returns the cost of `barrier/tree` on n ranks.
-    """
+    """A tree barrier takes 2 ceil(log2 n) steps and sends no data."""
     return Cost(2 * ceil_log2(n), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "tree", barrier_cost)
 def barrier(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: empty messages move up a binomial tree to rank 0 as ranks enter, then down to release them.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a barrier: empty messages move up a binomial tree to rank 0 as ranks enter, then down to release them."""
     up = _send_up_tree(rank, n, 0, SIGNAL, Op.COPY, 0)
     return up + up.reversed()

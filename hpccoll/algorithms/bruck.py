@@ -3,17 +3,17 @@
 All-gather: in round t every rank holds 2**t consecutive chunks and receives up to 2**t more from the rank 2**t above
 it. The reduce-scatter runs the rounds of the all-gather backwards, with sums instead of copies. The all-gather and the
 reduce-scatter send the fewest bytes possible. Chunks are received at their final addresses, so no buffer is rotated.
-The receiver's own part is the first operand of each reduction. One rank computes the final sum of each chunk.
+The receiver's own part is the first operand of each reduction. For each chunk, a single rank computes the final sum.
 
 All-to-all: the block from rank r for rank r + j moves j ranks up. In round t, all blocks for which bit t of j is 1 move
 2**t ranks up in one message, so a block is sent once per 1-bit of j, log2(n)/2 times on average. Bruck's all-to-all
-sends more bytes than the pairwise all-to-all in far fewer messages, which suits small blocks. Chunks 0 to n-1 are a
-rank's input, chunks n to 2n-1 its output, and chunk 2n+j buffers a block of distance j in transit. Bruck's paper
-rotates all blocks before and after the rounds. Instead of rotating, this all-to-all reads a block's first hop from the
-input, writes its last hop to the output, and copies only the rank's own block.
+sends more bytes than the pairwise all-to-all, but far fewer messages, which suits small blocks. Chunks 0 to n-1 are a
+rank's input, chunks n to 2n-1 its output, and chunk 2n+j buffers a block in transit from some rank r to rank r + j.
+Bruck's paper rotates all blocks before and after the rounds. Instead of rotating, this all-to-all reads a block's first
+hop from the input, writes its last hop to the output, and copies only the rank's own block.
 
-Sources: Bruck et al., TPDS 1997; Traeff, arXiv 2410.14234, for the reduce-scatter (a circulant graph with powers of two
-as skips).
+Sources: Bruck et al., TPDS 1997; Traeff, arXiv 2410.14234, for the reduce-scatter (a circulant graph whose distances
+are powers of two).
 """
 
 from __future__ import annotations
@@ -28,19 +28,13 @@ from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Picks, Rounds, Spa
 
 
 def all_gather_cost(n: int) -> Cost:
-    """A message of S bytes takes ceil(log2 n) steps; every rank sends (n-1)/n S.
-
-    Returns the cost of `all_gather/bruck` and `reduce_scatter/bruck` on n ranks.
-    """
+    """A message of S bytes takes ceil(log2 n) steps; every rank sends (n-1)/n S."""
     return Cost(ceil_log2(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 @algorithm(Operation.ALL_GATHER, "bruck", all_gather_cost, period=1)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: the cyclic interval of chunks that a rank holds doubles per round, until it holds all.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-gather: the cyclic interval of chunks that a rank holds doubles per round, until it holds all."""
 
     def all_gather_round(t: int) -> list[Move]:
         """Return round t: each rank sends all its blocks to the rank 2**t below, or as many as that rank lacks."""
@@ -54,10 +48,7 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "bruck", all_gather_cost, period=1)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: Bruck's all-gather backwards, with sums instead of copies.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a reduce-scatter: Bruck's all-gather backwards, with sums instead of copies."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
 
@@ -68,20 +59,14 @@ def _count_distances(n: int, t: int) -> int:
 
 
 def all_to_all_cost(n: int) -> Cost:
-    """S bytes take ceil(log2 n) steps; every rank sends about log2(n)/2 S (block j once per 1-bit of j).
-
-    Returns the cost of `all_to_all/bruck` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take ceil(log2 n) steps; every rank sends about log2(n)/2 S, about half of the blocks in each step."""
     sent = Fraction(sum(_count_distances(n, t) for t in range(ceil_log2(n))), n)
     return Cost(ceil_log2(n), sent, sent)
 
 
 @algorithm(Operation.ALL_TO_ALL, "bruck", all_to_all_cost, period=1)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-to-all: in round t, all blocks that a rank sends to the rank 2**t above it share one message.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-to-all: in round t, all blocks that a rank sends to the rank 2**t above it share one message."""
     copy_own = Move(rank, rank, Span(rank, 1, n), Span(rank, 1, n, base=n))
 
     def make_hop(t: int) -> Move:

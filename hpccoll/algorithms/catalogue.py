@@ -64,10 +64,8 @@ def list_algorithm_names(operation: Operation) -> list[str]:
 def make_hierarchical(intra: str = "ring", inter: str = "double_tree") -> Algorithm:
     """Return an all-reduce made of `reduce_scatter/intra` within nodes and `all_reduce/inter` across nodes.
 
-    The sums are gathered within nodes by the rounds of `intra` backwards.
-
-    Raises:
-        UnknownNameError: there is no algorithm `intra` or `inter`; the message lists the known names.
+    At the end, the rounds of `intra` in reverse order gather the sums within nodes. Raises UnknownNameError if there is
+    no algorithm `intra` or `inter`; the message lists the known names.
     """
     from hpccoll.algorithms.hierarchical import compose_levels
 

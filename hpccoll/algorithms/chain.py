@@ -24,8 +24,8 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Region, R
 def mirror_chunks(rounds: Rounds) -> Rounds:
     """Return the rounds with each chunk number c replaced by k - 1 - c, where k is the number of chunks.
 
-    Every region (set of chunks of a step) must have one chunk. Reversed rounds of a pipeline start with the last chunk;
-    mirrored chunk numbers make them start with chunk 0.
+    Every region (set of chunks of a step) must have exactly one chunk. Reversed rounds of a pipeline start with the
+    last chunk; mirrored chunk numbers make them start with chunk 0.
     """
     last = rounds.chunks - 1
 
@@ -37,20 +37,13 @@ def mirror_chunks(rounds: Rounds) -> Rounds:
 
 
 def broadcast_cost(n: int, chunks: int) -> Cost:
-    """S bytes in k chunks take k + n - 2 steps; every rank but the last of the line sends S.
-
-    Returns the cost of `broadcast/chain` and `reduce/chain` on n ranks; S is the message size in bytes.
-    """
+    """S bytes in k chunks take k + n - 2 steps; every rank but the last of the line sends S."""
     return Cost(chunks + n - 2 if n > 1 else 0, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
 @algorithm(Operation.BROADCAST, "chain", broadcast_cost, grows_linearly=True)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a broadcast: rank root + p (mod n) forwards chunk c to the next rank in round c + p.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `chunks`
-    (k) is the number of chunks of the message.
-    """
+    """Plan a broadcast: rank root + p (mod n) forwards chunk c to the next rank in round c + p."""
     if n == 1:
         return empty_rounds(chunks)
     place = (rank - root) % n
@@ -69,29 +62,18 @@ def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
 
 @algorithm(Operation.REDUCE, "chain", broadcast_cost, grows_linearly=True)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a reduce: partial sums move along the line of ranks towards the root, chunk by chunk.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `chunks`
-    (k) is the number of chunks of the message.
-    """
+    """Plan a reduce: partial sums move along the line of ranks towards the root, chunk by chunk."""
     return broadcast(rank, n, root, chunks).reversed(Op.OWN_FIRST)
 
 
 def all_reduce_cost(n: int, chunks: int) -> Cost:
-    """S bytes in k chunks take k + 2 n - 3 steps; a rank sends 2 (n-1)/n S on average, 2 S at most.
-
-    Returns the cost of `all_reduce/chain` on n ranks; S is the message size in bytes.
-    """
+    """S bytes in k chunks take k + 2 n - 3 steps; a rank sends 2 (n-1)/n S on average, 2 S at most."""
     return Cost(chunks + 2 * n - 3 if n > 1 else 0, Fraction(2 * (n - 1), n), Fraction(min(n - 1, 2)))
 
 
 @algorithm(Operation.ALL_REDUCE, "chain", all_reduce_cost, grows_linearly=True)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an all-reduce: a chain reduce to rank 0 and a chain broadcast from rank 0, overlapped chunk by chunk.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
-    the message.
-    """
+    """Plan an all-reduce: a chain reduce to rank 0 and a chain broadcast from rank 0, overlapped chunk by chunk."""
     if n == 1:
         return empty_rounds(chunks)
     return overlay(mirror_chunks(reduce(rank, n, 0, chunks)), broadcast(rank, n, 0, chunks).delayed(n - 1))

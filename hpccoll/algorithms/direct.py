@@ -1,7 +1,7 @@
 """Direct all-reduce: every rank sends to every other rank at once, in one step ("one shot") or in two.
 
 One shot: every rank sends its whole message to every other rank and reduces all messages. The one-shot all-reduce takes
-one latency, and each rank sends n - 1 times the message. Two shots: every rank sends each chunk to the chunk's owner,
+one latency, and each rank sends the message n - 1 times. Two shots: every rank sends each chunk to the chunk's owner,
 which reduces it and sends the result to all ranks. The two-shot all-reduce takes two latencies and sends no more bytes
 than a ring. Direct algorithms suit small and medium messages of few ranks with a link between each pair.
 
@@ -22,27 +22,18 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, S
 
 
 def one_shot_cost(n: int) -> Cost:
-    """A message of S bytes takes 1 step; every rank sends S to each of the n - 1 others.
-
-    Returns the cost of `all_reduce/one_shot` on n ranks.
-    """
+    """A message of S bytes takes 1 step; every rank sends S to each of the n - 1 others."""
     return Cost(min(n - 1, 1), Fraction(n - 1), Fraction(n - 1))
 
 
 def two_shot_cost(n: int) -> Cost:
-    """A message of S bytes takes 2 steps; every rank sends 2 (n-1)/n S.
-
-    Returns the cost of `all_reduce/two_shot` on n ranks.
-    """
+    """A message of S bytes takes 2 steps; every rank sends 2 (n-1)/n S."""
     return Cost(2 * min(n - 1, 1), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
 @algorithm(Operation.ALL_REDUCE, "one_shot", one_shot_cost, grows_linearly=True)
 def one_shot(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: every rank sends its message to every other rank and reduces all of them in rank order.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-reduce: every rank sends its message to every other rank and reduces all messages in rank order."""
     whole = Span(0, 1, 1)
 
     def make_exchange(t: int, wraps: bool) -> Move:
@@ -66,10 +57,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_REDUCE, "two_shot", two_shot_cost, period=1, grows_linearly=True)
 def two_shot(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: every rank sends chunk c to its owner, rank c, which then sends the sum to every rank.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-reduce: every rank sends chunk c to its owner, rank c, which then sends the sum to every rank."""
 
     def reduce_scatter_or_all_gather_round(t: int) -> list[Move]:
         """Return the messages of the reduce-scatter (t = 0) or of the all-gather (t = 1)."""

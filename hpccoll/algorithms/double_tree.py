@@ -3,9 +3,9 @@
 The first tree is an in-order binary tree over the ranks: a rank's height is its number of trailing zero bits, so half
 of the ranks are leaves. The second tree is the same tree over mirrored ranks (n even) or over ranks shifted by one (n
 odd). The inner ranks of the first tree, except rank 0 for odd n, are leaves of the second tree. The message is cut into
-2k chunks, k per tree. A rank of height h (0 for leaves) sends chunk c up in round c + h; each chunk moves down as soon
-as the root has reduced it. The links of both trees are busy in both directions at once, and the all-reduce takes
-2 ceil(log2 n) + k - 1 rounds.
+2k chunks, k (`chunks`) per tree. A rank of height h (0 for leaves) sends chunk c up in round c + h; each chunk moves
+down as soon as the root has reduced it. The links of both trees are busy in both directions at once, and the all-reduce
+takes 2 ceil(log2 n) + k - 1 rounds.
 
 In the broadcast the root sends to two binary trees of the n - 1 other ranks. The second tree of the broadcast is the
 first over mirrored (n odd) or shifted ranks (n even), so every rank receives the message once and sends at most S bytes
@@ -114,21 +114,14 @@ def _all_reduce_on_first_tree(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 
 def all_reduce_cost(n: int, chunks: int) -> Cost:
-    """S bytes in 2 k chunks take 2 ceil(log2 n) + k - 1 steps; a rank sends 2 (n-1)/n S on average, 2 S at most.
-
-    Returns the cost of `all_reduce/double_tree` on n ranks; S is the message size in bytes.
-    """
+    """S bytes in 2 k chunks take 2 ceil(log2 n) + k - 1 steps; a rank sends 2 (n-1)/n S on average, 2 S at most."""
     steps = 2 * ceil_log2(n) + chunks - 1 if n > 1 else 0
     return Cost(steps, Fraction(2 * (n - 1), n), Fraction(min(n, 4), 2) if n > 1 else Fraction(0))
 
 
 @algorithm(Operation.ALL_REDUCE, "double_tree", all_reduce_cost)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an all-reduce: chunks go up and down two complementary binary trees at once.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
-    each tree.
-    """
+    """Plan an all-reduce: chunks go up and down two complementary binary trees at once."""
     if n == 1:
         return empty_rounds(2 * chunks)
     first = _all_reduce_on_first_tree(rank, n, chunks)
@@ -140,10 +133,7 @@ def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 
 def broadcast_cost(n: int, chunks: int) -> Cost:
-    """S bytes in 2 k chunks take k + ceil(log2 n) - 1 steps; a rank sends (n-1)/n S on average, S at most.
-
-    Returns the cost of `broadcast/double_tree` and `reduce/double_tree` on n ranks; S is the message size in bytes.
-    """
+    """S bytes in 2 k chunks take k + ceil(log2 n) - 1 steps; a rank sends (n-1)/n S on average, S at most."""
     steps = chunks + ceil_log2(n) - 1 if n > 1 else 0
     return Cost(steps, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
@@ -151,7 +141,7 @@ def broadcast_cost(n: int, chunks: int) -> Cost:
 def _second_place(place: IntArray, n: int) -> IntArray:
     """Return the positions of ranks in the second broadcast tree.
 
-    `place` are those in the first, where 0 is the root.
+    `place` has the positions of the ranks in the first tree, where 0 is the root.
     """
     moved = n - place if n % 2 else place % (n - 1) + 1
     return np.where(place == 0, 0, moved)
@@ -171,11 +161,7 @@ def _overlay_two_trees(
 ) -> Rounds:
     """Return the rounds of `make_tree` on both broadcast trees at once, each for half of the message.
 
-    Args:
-        make_tree: returns the rounds of one tree, as `make_tree(position in the tree, n, chunks)`.
-        rank: the ranks whose rounds are returned.
-        n: the number of ranks.
-        chunks: the number of chunks per tree.
+    `make_tree` returns the rounds of one tree, as `make_tree(position in the tree, n, chunks)`.
     """
     if n == 1:
         return empty_rounds(2 * chunks)
@@ -188,19 +174,11 @@ def _overlay_two_trees(
 
 @algorithm(Operation.BROADCAST, "double_tree", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a broadcast: each half of the message goes down its own tree, chunk by chunk.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `chunks`
-    (k) is the number of chunks of each tree.
-    """
+    """Plan a broadcast: each half of the message goes down its own tree, chunk by chunk."""
     return _overlay_two_trees(broadcast_down_first_tree, rank, n, root, chunks)
 
 
 @algorithm(Operation.REDUCE, "double_tree", broadcast_cost)
 def reduce(rank: IntArray, n: int, root: int, chunks: int) -> Rounds:
-    """Plan a reduce: partial sums of each half of the message move up its own tree, chunk by chunk.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `chunks`
-    (k) is the number of chunks of each tree.
-    """
+    """Plan a reduce: partial sums of each half of the message move up its own tree, chunk by chunk."""
     return _overlay_two_trees(reduce_up_first_tree, rank, n, root, chunks)

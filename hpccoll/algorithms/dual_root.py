@@ -32,9 +32,9 @@ PARENT, LEFT, RIGHT = 0, 1, 2  # the rounds by which a rank exchanges with this 
 
 @dataclass(frozen=True, slots=True)
 class TreePlaces:
-    """The neighbours and the depth of each rank in its tree, one of two; the parent of a root is the other root.
+    """The parent, the children and the depth of each rank in its tree, one of two.
 
-    -1 stands for a missing child.
+    The parent of a tree's root is the root of the other tree; -1 stands for a missing child.
     """
 
     parent: IntArray
@@ -45,7 +45,7 @@ class TreePlaces:
 
 
 def find_tree_places(rank: IntArray, n: int) -> TreePlaces:
-    """Return the neighbours and depth of each of the ranks `rank` in the two binary trees of n ranks (n >= 2)."""
+    """Return the places of each of the ranks `rank` in the two binary trees of n ranks (n >= 2)."""
     lower = -(-n // 2)
     low, high = np.where(rank < lower, 0, lower), np.where(rank < lower, lower - 1, n - 1)
     parent = lower - 1 + n - 1 - high
@@ -75,10 +75,7 @@ def find_longest_path(size: int, left: int, right: int) -> int:
 
 
 def cost(n: int, chunks: int) -> Cost:
-    """S bytes in k chunks take at most 3 k + 4 log2 n steps; a rank sends 2 (n-1)/n S on average, 3 S at most.
-
-    Returns the cost of `all_reduce/dual_root` on n ranks; S is the message size in bytes.
-    """
+    """S bytes in k chunks take at most 3 k + 4 log2 n steps; a rank sends 2 (n-1)/n S on average, 3 S at most."""
     if n == 1:
         return Cost(0, Fraction(0), Fraction(0))
     half = -(-n // 2)
@@ -91,7 +88,7 @@ def cost(n: int, chunks: int) -> Cost:
 def count_rounds(n: int, chunks: int) -> int:
     """Return the number of rounds of the dual-root all-reduce of n >= 2 ranks.
 
-    The first chunk goes up, across and down; each later chunk adds 3 rounds.
+    The first chunk goes up one tree, across to the other tree and down that tree; each later chunk adds 3 rounds.
     """
     half = -(-n // 2)
     return find_longest_path(half, LEFT, RIGHT) + 1 + find_longest_path(half, RIGHT, LEFT) + 3 * (chunks - 1)
@@ -126,10 +123,9 @@ def _make_exchanges(rank: IntArray, places: TreePlaces, longest: int, phase: int
     """Return the exchanges in the rounds t with t mod 3 == `phase`.
 
     Args:
-        rank: the ranks.
         places: the neighbours and depths of the ranks in their trees.
         longest: the round in which the roots first exchange.
-        phase: 0, 1 or 2.
+        phase: the value of t mod 3 in these rounds: 0, 1 or 2.
     """
     slot = (longest - places.lead - phase) % 3
     peer = np.choose(slot, [places.parent, places.left, places.right])
@@ -141,11 +137,7 @@ def _make_exchanges(rank: IntArray, places: TreePlaces, longest: int, phase: int
 
 @algorithm(Operation.ALL_REDUCE, "dual_root", cost)
 def all_reduce(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an all-reduce: chunks go up two trees, between the roots, and down; a rank has one partner per round.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
-    the message.
-    """
+    """Plan an all-reduce: chunks go up two trees, between the roots, and down; a rank has one partner per round."""
     if n == 1:
         return empty_rounds(chunks)
     places, longest = find_tree_places(rank, n), find_longest_path(-(-n // 2), LEFT, RIGHT)

@@ -49,11 +49,8 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
     """Return the rounds of an all-reduce by `intra` within groups (nodes) and `inter` across groups.
 
     Args:
-        rank: the ranks whose rounds are returned.
-        groups: the ranks of each node.
         intra: a reduce-scatter within nodes; its rounds backwards gather the result.
         inter: an all-reduce across nodes.
-        chunks: the number of chunks of a pipelined `inter` or `intra`.
     """
     owners = min(groups.sizes)
 
@@ -79,7 +76,7 @@ def _make_rounds(rank: IntArray, groups: Groups, intra: Algorithm, inter: Algori
 def _make_level(level: Algorithm, rank: IntArray, n: int, chunks: int) -> Rounds:
     """Return the rounds of the algorithm `level` (within or across nodes) on n ranks.
 
-    `chunks` counts if it is pipelined.
+    `chunks` is ignored unless the algorithm is pipelined.
     """
     return level.make_rounds(rank, n, chunks=chunks) if "chunks" in level.parameters else level.make_rounds(rank, n)
 
@@ -93,7 +90,7 @@ def _level_cost(level: Algorithm, n: int, chunks: int) -> Cost:
 
 
 def _cost(n: int, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Cost:
-    """Return the cost of the all-reduce by `intra` within and `inter` across groups, from the stated costs of both."""
+    """Return the cost of the all-reduce with `intra` within groups and `inter` across them, from their stated costs."""
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within, between = _level_cost(intra, owners, chunks), _level_cost(inter, nodes, chunks)
     layers = -(-max(groups.sizes) // owners) - 1
@@ -105,7 +102,7 @@ def _cost(n: int, groups: Groups, intra: Algorithm, inter: Algorithm, chunks: in
 
 @cache
 def _most_sent(groups: Groups, intra: Algorithm, inter: Algorithm, chunks: int) -> Fraction:
-    """Return the bytes that the busiest rank sends, divided by the message size, if groups differ in size."""
+    """Return the bytes that the busiest rank sends, divided by the message size, for groups that differ in size."""
     owners, nodes = min(groups.sizes), len(groups.sizes)
     within = count_moved(_make_level(intra, np.arange(owners), owners, chunks), owners)
     between = count_moved(_make_level(inter, np.arange(nodes), nodes, chunks), nodes)
@@ -149,10 +146,7 @@ def compose_levels(intra: Algorithm, inter: Algorithm) -> Algorithm:
         return _make_rounds(rank, nodes or Groups((n,)), intra, inter, chunks)
 
     def cost(n: int, chunks: int = 1, nodes: Groups | None = None) -> Cost:
-        """Return the cost: twice that of `intra` on the smallest node, plus that of `inter` for a slice.
-
-        A slice is the share of the message that one rank of the smallest node owns.
-        """
+        """Return the cost of the all-reduce, computed from the costs that `intra` and `inter` state."""
         return _cost(n, nodes or Groups((n,)), intra, inter, chunks)
 
     def period(n: int, chunks: int = 1, nodes: Groups | None = None) -> int:
@@ -171,11 +165,7 @@ def _default_levels() -> tuple[Algorithm, Algorithm]:
 
 
 def all_reduce_cost(n: int, chunks: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks: 2 (L-1) + 2 ceil(log2 N) + k - 1 steps; a rank sends (2 (L-1) + 2 (N-1)/N) S/L on average.
-
-    Returns the cost of `all_reduce/hierarchical` on n ranks; S is the message size in bytes. `nodes` has the ranks of
-    each node (None: one node).
-    """
+    """N nodes of L ranks: 2 (L-1) + 2 ceil(log2 N) + k - 1 steps; a rank sends (2 (L-1) + 2 (N-1)/N) S/L on average."""
     return _cost(n, nodes or Groups((n,)), *_default_levels(), chunks)
 
 
@@ -183,28 +173,20 @@ def all_reduce_cost(n: int, chunks: int, nodes: Groups | None = None) -> Cost:
 def all_reduce(rank: IntArray, n: int, chunks: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-reduce: a ring reduce-scatter within nodes, a double tree across nodes, and the ring backwards.
 
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
-    each half of a slice and `nodes` has the ranks of each node (None: one node).
+    `chunks` is the number k of chunks of each half of a slice.
     """
     return _make_rounds(rank, nodes or Groups((n,)), *_default_levels(), chunks)
 
 
 def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """A barrier on N nodes of at most L ranks takes 2 ceil(log2 L) + ceil(log2 N) steps and sends no data.
-
-    Returns the cost of `barrier/hierarchical` on n ranks. `nodes` has the ranks of each node (None: one node).
-    """
+    """A barrier on N nodes of at most L ranks takes 2 ceil(log2 L) + ceil(log2 N) steps and sends no data."""
     groups = nodes or Groups((n,))
     return Cost(2 * ceil_log2(max(groups.sizes)) + ceil_log2(len(groups.sizes)), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "hierarchical", barrier_cost)
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a barrier: a binomial tree up within each node, dissemination among the nodes, and the tree down again.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node).
-    """
+    """Plan a barrier: a binomial tree up within each node, dissemination among the nodes, and the tree down again."""
     groups = nodes or Groups((n,))
     tree = run_in_groups(lambda slot, size: tree_broadcast(slot, size, 0), groups, rank)
     down = tree.map_regions(lambda _: SIGNAL, 0)

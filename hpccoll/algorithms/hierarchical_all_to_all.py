@@ -24,7 +24,7 @@ from hpccoll.plan import Cost, Groups, IntArray, Move, Operation, Picks, Rounds,
 
 
 def split_into_even_groups(n: int, nodes: Groups | None) -> Groups:
-    """Return the nodes divided into groups of equal size: the largest size that divides that of every node.
+    """Return the nodes divided into groups of equal size: the largest that divides every node's size.
 
     `nodes` is None for a single node of n ranks.
     """
@@ -34,11 +34,7 @@ def split_into_even_groups(n: int, nodes: Groups | None) -> Groups:
 
 
 def cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take L + N - 2 steps; every rank sends ((L-1) N + (N-1) L) / n S.
-
-    Returns the cost of `all_to_all/hierarchical` on n ranks; S is the message size in bytes. `nodes` has the ranks of
-    each node (None: one node).
-    """
+    """S bytes on N nodes of L ranks take L + N - 2 steps; every rank sends ((L-1) N + (N-1) L) / n S."""
     size = split_into_even_groups(n, nodes).sizes[0]
     groups = n // size
     sent = Fraction((size - 1) * groups + (groups - 1) * size, n)
@@ -53,18 +49,14 @@ def period(n: int, nodes: Groups | None = None) -> int:
 
 @algorithm(Operation.ALL_TO_ALL, "hierarchical", cost, period)
 def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-to-all: blocks move within the node to the receiver's local rank, then to the receiver's node.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node).
-    """
+    """Plan an all-to-all: blocks move within the node to the receiver's local rank, then to the receiver's node."""
     groups = split_into_even_groups(n, nodes)
     size, count, rank_at = groups.sizes[0], len(groups.sizes), groups.make_rank_lookup()
     group, slot = groups.locate(rank)
     every_group, every_slot = np.arange(count), np.arange(size)
 
     def send_within_nodes(t: int) -> Move:
-        """Return round t within nodes: local rank p sends to local rank p + t its blocks for p + t on any node."""
+        """Return round t within nodes: blocks for local rank q of any node move from local rank q - t to q."""
         to_slot, from_slot = (slot + t) % size, (slot - t) % size
         sent = Picks(count, lambda: rank_at(every_group * size + to_slot[:, None]))
         received = Span(from_slot * count, count, n, base=2 * n)

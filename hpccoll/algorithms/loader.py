@@ -51,12 +51,12 @@ from hpccoll.plan.proof.symmetric_proof import can_prove_by_symmetry, prove_by_s
 from hpccoll.units import format_count
 
 _CHUNKS = (1, 2, 8)  # chunk counts with which a pipelined algorithm is proven
-MOST_FULLY_PROVEN = 1024  # ranks; plans for more ranks are proven by symmetry if they have one
+MOST_FULLY_PROVEN = 1024  # most ranks for which a symmetric plan is proven without use of its symmetry
 _PREFIX = "hpccoll own "  # starts the names of loaded modules; no importable module has a space in its name
 
 
 def is_file_reference(text: str) -> bool:
-    """Whether `text` refers to a file (a function, plan or published schedule in it) and is no registered name."""
+    """Whether `text` has the form of a file (.json, .xml, .py, .py:FUNCTION), not that of an algorithm's name."""
     return has_plan_suffix(text) or text.endswith(".py") or ".py:" in text
 
 
@@ -69,8 +69,8 @@ def load_algorithm(reference: str) -> Algorithm:
     """Load the algorithm that `FILE.py:FUNCTION`, `FILE.json` or `FILE.xml` refers to, register it, and return it.
 
     A Python file is executed, and its function is not proven. `FILE.json` may be a plan, which is not proven, and
-    `FILE.json` and `FILE.xml` published schedules, which are proven; the algorithm has the name of the file without its
-    suffix.
+    `FILE.json` and `FILE.xml` may be published schedules, which are proven. A plan or schedule becomes an algorithm
+    with the name of the file without its suffix.
 
     Raises:
         UsageError: no such file, function or plan, an unknown operation, or the name of a built-in algorithm.
@@ -103,7 +103,7 @@ def _register_plan(plan: Plan) -> Algorithm:
         raise UsageError(f"the file has the name of the algorithm {known.full_name}; give the file another name")
 
     def make_rounds(rank: IntArray, n: int) -> Rounds:  # noqa: ARG001 - the plan is for one number of ranks
-        """Return the rounds of the plan for the ranks in `rank`; n is the number of ranks of the plan."""
+        """Return the rounds of the loaded plan for the ranks in the array `rank`; its number of ranks n is not used."""
         return plan.make(rank)
 
     make_rounds.__module__ = _PREFIX + plan.algorithm
@@ -115,13 +115,12 @@ def _register_plan(plan: Plan) -> Algorithm:
 
 
 def load_and_prove(names: Sequence[str], operations: Sequence[Operation], ranks: int, root: int = 0) -> tuple[str, ...]:
-    """Load and prove every `FILE.py:FUNCTION` or `FILE.json` in `names`, and return the names of the algorithms.
+    """Load and prove every reference to a file in `names`, such as `FILE.py:FUNCTION`; return the algorithms' names.
 
     Args:
         names: names of algorithms in the registry, which are returned unchanged, and references to files.
         operations: the operations that a loaded algorithm may implement.
         ranks: the number of ranks to prove loaded algorithms for.
-        root: the root to prove loaded algorithms for.
 
     Raises:
         UsageError: no such file or function, or the function implements another operation.
@@ -174,7 +173,7 @@ def import_user_file(path: str, error_type: type[HpccollError] = PlanError) -> M
 def _infer_operation(path: str, name: str) -> Operation:
     """Return the operation that the function name `name` contains; "all_reduce" wins over "reduce".
 
-    Raises UsageError, which names the file `path`, if it contains none.
+    Raises UsageError, which names the file `path`, if the name contains no operation.
     """
     matches = [operation for operation in Operation if operation.value in name]
     if not matches:
@@ -198,26 +197,21 @@ def prove_algorithm(
     when called for that rank alone as when called for all ranks.
 
     Args:
-        chunks: the number of chunks that a pipelined algorithm cuts the message into.
-        counts: the numbers of elements for which sent and received sizes must match.
+        counts: the element counts for which the sizes of sends must equal those of their receives.
         nodes: the number of ranks on each node, or the ranks of each node; None for a single node.
 
-    Raises:
-        PlanError: the plan is wrong (the message names round, rank and chunk) or the algorithm raises an exception.
+    Raises PlanError if the plan is wrong (the message names round, rank and chunk) or the algorithm raises an
+    exception.
     """
     with _raise_user_error(f"{candidate.full_name} on {format_count(ranks, 'rank')}"):
         plan = candidate.plan(ranks, root, chunks, nodes)
         if is_user_defined(candidate):
             _check_returned_types(candidate, plan)
-        proof = prove_by_symmetry(plan) if _is_symmetric(plan) else check(plan, counts)
+        uses_symmetry = plan.ranks > MOST_FULLY_PROVEN and can_prove_by_symmetry(plan)
+        proof = prove_by_symmetry(plan) if uses_symmetry else check(plan, counts)
         if is_user_defined(candidate):
             prove_single_rank_columns(plan)
     return proof
-
-
-def _is_symmetric(plan: Plan) -> bool:
-    """Whether a plan is to be proven by its symmetry: it has a symmetry, and too many ranks for `check`."""
-    return plan.ranks > MOST_FULLY_PROVEN and can_prove_by_symmetry(plan)
 
 
 def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
@@ -256,16 +250,16 @@ def _take_rank(steps: Sequence[Step], index: int, ranks: int) -> list[object]:
     """
 
     def take(value: Ints) -> int:
-        """Return the entry of the rank in `value`, which is one number for all ranks or an array by rank."""
+        """Return the number of the rank at position `index` in `value`, one number for all ranks or one for each."""
         return int(np.broadcast_to(np.asarray(value), (ranks,))[index])
 
     def list_chunks(peer: int, region: Region) -> list[int]:
-        """Return the chunks of the rank in a region; none if its `peer` is -1."""
+        """Return the chunks of the rank at position `index` in a region; none if its `peer` is -1."""
         ids = region.ids(ranks)[index].tolist() if peer != NO_PEER else []
         return [chunk for chunk in ids if chunk != NO_CHUNK]
 
     def take_fields(step: Step) -> object:
-        """Return the peers, the chunks and the operation of the rank in a step."""
+        """Return the peers, chunks and operation of the rank at position `index` in a step; a fence's leader."""
         if isinstance(step, Fence):
             return take(step.leader)
         if isinstance(step, Store):

@@ -6,8 +6,9 @@ For odd n, rank n - 1 first sends its block to rank n - 2 and receives all other
 odd n therefore takes two more rounds, and rank n - 2 sends about S bytes (the message size) more than the others.
 
 The reduce-scatter runs the all-gather backwards, with sums, and all ranks send equally many bytes, also for odd n. The
-receiver's own part is the first operand of each reduction. One rank computes the final sum of each chunk. Source: Chen
-et al., "Performance evaluation of allgather algorithms on terascale Linux cluster with fast Ethernet", HPC Asia 2005.
+receiver's own part is the first operand of each reduction. For each chunk, a single rank computes the final sum.
+Source: Chen et al., "Performance evaluation of allgather algorithms on terascale Linux cluster with fast Ethernet",
+HPC Asia 2005.
 """
 
 from __future__ import annotations
@@ -26,19 +27,13 @@ def _count_steps(n: int) -> int:
 
 
 def all_gather_cost(n: int) -> Cost:
-    """S bytes take n/2 steps (+2 for odd n); each rank sends (n-1)/n S, but rank n-2 up to (2n-1)/n S for odd n.
-
-    Returns the cost of `all_gather/neighbor_exchange` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take n/2 steps (+2 for odd n); each rank sends (n-1)/n S, but rank n-2 up to (2n-1)/n S for odd n."""
     most = n - 1 if n % 2 == 0 or n == 1 else min(2 * n - 1, 4 * (n - 2))
     return Cost(_count_steps(n), Fraction(n - 1, n), Fraction(most, n))
 
 
 def reduce_scatter_cost(n: int) -> Cost:
-    """A message of S bytes takes n/2 steps (+2 for odd n); every rank sends (n-1)/n S.
-
-    Returns the cost of `reduce_scatter/neighbor_exchange` on n ranks.
-    """
+    """A message of S bytes takes n/2 steps (+2 for odd n); every rank sends (n-1)/n S."""
     return Cost(_count_steps(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
@@ -49,23 +44,20 @@ def _period(n: int) -> int:
 
 @algorithm(Operation.ALL_GATHER, "neighbor_exchange", all_gather_cost, period=_period)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: ranks exchange the blocks that arrived last with their left and right neighbour in turn.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-gather: ranks exchange the blocks that arrived last with their left and right neighbour in turn."""
     if n == 1:
         return empty_rounds(1)
     odd, even = n % 2, n - n % 2
     pairs, pair, is_left = even // 2, rank // 2, rank % 2 == 0
     direction = np.where(is_left, 1, -1)
-    partner, neighbour = rank + direction, (rank - direction) % even  # within the pair, and in the next pair
+    partner, neighbour = rank + direction, (rank - direction) % even  # in the pair; in the adjacent pair
 
     def own_blocks(ranks: IntArray) -> Span:
         """Return the block of each rank; for odd n, rank n - 2 also has the block of rank n - 1."""
         return Span(ranks, 1 + (ranks == n - 2) if odd else 1, n)
 
     def received_blocks(t: int) -> Span:
-        """Return the two blocks that each rank receives in round t: those of a pair (t + 1) // 2 pairs away."""
+        """Return the blocks of two ranks that each rank receives in round t, as one `Span` with a start per rank."""
         origin: Ints = pair + direction * (t // 2 if t % 2 == 0 else -(t + 1) // 2)
         if not odd:
             return Span(origin, 1, pairs, unit=2)
@@ -87,8 +79,5 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "neighbor_exchange", reduce_scatter_cost, period=_period)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: partial sums of blocks move between neighbours, two blocks per message.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a reduce-scatter: partial sums of blocks move between neighbours, two blocks per message."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)

@@ -14,13 +14,10 @@ from hpccoll.plan import IntArray, Move, Operation, Rounds, Span
 
 @algorithm(Operation.ALL_TO_ALL, "pairwise", reduce_scatter_cost, period=1, grows_linearly=True)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-to-all: in round t every rank sends one block directly to its receiver, t ranks above.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-to-all: in round t every rank sends one block directly to its receiver, t ranks above."""
 
     def send_block_round(t: int) -> list[Move]:
-        """Return round t: each rank sends one block to the rank t above, and receives one from the rank t below."""
+        """Return round t: each rank sends one block t ranks up, and receives one block from t ranks below."""
         dest, source = (rank + t) % n, (rank - t) % n
         return [Move(dest, source, Span(dest, 1, n), Span(source, 1, n, base=n))]
 

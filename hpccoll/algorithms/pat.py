@@ -4,13 +4,13 @@ The n trees are one tree rotated to n roots, so in each round every rank sends t
 The distances are Bruck's in reverse order (the largest power of two below n, ..., 2, 1), so that long links carry small
 messages. If bounded buffers limit a message to A blocks, the first rounds (those with the largest distances) are the
 same as without a limit. After the first rounds, the remaining subtrees are traversed depth first, one edge per round,
-with at most A trees per message. The tree of n ranks is the binomial tree of the next power of two, without the ranks n
-and above. The reduce-scatter is the all-gather backwards.
+so that no message exceeds the limit. The tree of n ranks is the binomial tree of the next power of two, without the
+ranks n and above. The reduce-scatter is the all-gather backwards.
 
 The algorithms named `pat` do not limit the blocks per message, because chunks are received at their final addresses,
-without buffers. A rank reduces its own part first, then those of its children, from the nearest to the farthest. One
-rank computes the final sum of each chunk. Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter
-operations at scale", arXiv 2506.20252.
+without buffers. A rank reduces its own part first, then those of its children, from the nearest to the farthest. For
+each chunk, a single rank computes the final sum. Source: Jeaugey, "PAT: a new algorithm for all-gather and
+reduce-scatter operations at scale", arXiv 2506.20252.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ def _count_blocks(n: int, distance: int, parent: int, spacing: int) -> int:
 
 
 def _count_far_rounds(n: int, most: int | None) -> int:
-    """Return the number of first rounds that a limit of `most` blocks per message does not change (None: no limit)."""
+    """Return the number of rounds with the largest distances, which come before the depth-first rounds.
+
+    The result is the largest number for which depth-first rounds send at most `most` blocks per message. If `most` is
+    None (no limit), the result is the number of all rounds but the last.
+    """
     q = ceil_log2(n)
     return max((t for t in range(q) if most is None or _count_blocks(n, 1, 0, 1 << (q - t)) <= most), default=0)
 
@@ -38,8 +42,7 @@ def _count_far_rounds(n: int, most: int | None) -> int:
 def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
     """Plan an all-gather: each block moves down its own binomial tree, farthest ranks first; blocks share messages.
 
-    A message holds at most `most` blocks (None: no limit). A lower `most` costs more rounds, not more bytes. Returns
-    the rounds for the ranks in the array `rank`, in a group of n ranks.
+    A message holds at most `most` blocks (None: no limit). A lower `most` costs more rounds, not more bytes.
     """
     q = ceil_log2(n)
     far = _count_far_rounds(n, most)
@@ -59,7 +62,7 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
         count = _count_blocks(n, distance, parent, spacing)
 
         def sent_blocks(sender: IntArray) -> Picks:
-            """Return the blocks that each rank in `sender` sends in this round: those in whose trees it is a parent."""
+            """Return the blocks that each rank in `sender` sends in this round; it is a parent in their trees."""
             return Picks(count, lambda: (sender[:, None] - parent - spacing * np.arange(count)) % n)
 
         dest, source = (rank + distance) % n, (rank - distance) % n
@@ -72,7 +75,6 @@ def all_gather(rank: IntArray, n: int, most: int | None = None) -> Rounds:
 def reduce_scatter(rank: IntArray, n: int, most: int | None = None) -> Rounds:
     """Plan a reduce-scatter: each block's partial sums move up the block's own binomial tree.
 
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. A message holds at most `most` blocks
-    (None: no limit).
+    A message holds at most `most` blocks (None: no limit).
     """
     return all_gather(rank, n, most).reversed(Op.OWN_FIRST)

@@ -1,4 +1,4 @@
-"""The number of segments in which a two-level collective runs, so that work within nodes overlaps with messages.
+"""The number of segments into which a two-level collective is cut, so that work within nodes overlaps with messages.
 
 Segments are pipelined: while the messages of one segment are in flight between nodes, the next segment is reduced and
 the previous one is stored. A segment holds a share of every chunk, so each chunk keeps its owner and its order of
@@ -12,24 +12,23 @@ from typing import Final
 
 from hpccoll.plan import IntArray, Move, Plan
 
-MESSAGE_BYTES: Final = 64 * 2**10  # between nodes; 32 KiB to 256 KiB were tried at 400 Mbit/s with 5 to 16 segments
+# The most bytes of one segment's message between nodes. Values from 32 to 256 KiB were tried at 400 Mbit/s.
+MESSAGE_BYTES: Final = 64 * 2**10
 MOST_SEGMENTS: Final = 256
 
 
 def choose_segment_count(plan: Plan, sizes: IntArray, itemsize: int, message_bytes: int = MESSAGE_BYTES) -> int:
-    """Return the number of segments of a message, equal on all ranks, for messages between nodes of `message_bytes`.
+    """Return the number of segments into which to cut a message, from 1 to MOST_SEGMENTS, equal on all ranks.
 
     Args:
-        plan: the plan of a two-level algorithm.
         sizes: the element count of each chunk.
-        itemsize: the bytes of an element.
-        message_bytes: the bytes that a message between nodes should have about.
+        message_bytes: the most bytes that a message between nodes should have in one segment.
     """
     return min(max(-(-_count_longest_message(plan, sizes) * itemsize // message_bytes), 1), MOST_SEGMENTS)
 
 
 def _count_longest_message(plan: Plan, sizes: IntArray) -> int:
-    """Return the number of elements of the longest message of rank 0; `sizes` has the element count of each chunk.
+    """Return the element count of the longest message that rank 0 sends or receives; `sizes` has that of each chunk.
 
     Every rank looks at the messages of rank 0, so that all ranks return the same number.
     """

@@ -25,9 +25,12 @@ _NAME = str.maketrans(dict.fromkeys(" /:()[]{}'\"\\,;", "_"))
 
 @dataclass(frozen=True, slots=True)
 class PublishedVerdict:
-    """The result of judging the file of a published schedule.
+    """The result of reading, proving and converting the file of a published schedule.
 
-    Either the program and its proof, or the `failure`; and the plan and its proof, or the reason `no_plan`.
+    `program` is set if every step of the file is possible, and `proof` if the schedule is right. `failure` states why
+    `program` or `proof` is not set, or that the schedule deadlocks with the given number of buffers. `plan` and
+    `plan_proof` are set if a plan can express the proven schedule; `no_plan` states why none can. A field that is not
+    set is None.
     """
 
     path: str
@@ -40,7 +43,7 @@ class PublishedVerdict:
 
 
 def is_published_file(name: str) -> bool:
-    """Whether `name` has the suffix .xml or .json of a published schedule, and is not a file that has a plan."""
+    """Whether the file `name` has the suffix .xml or .json, and does not begin as hpccoll's own files of plans do."""
     return has_plan_suffix(name) and not _begins_as_plan(name)
 
 
@@ -89,10 +92,9 @@ def read_published(path: str) -> BlockProgram:
 
 
 def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
-    """Read a published schedule, prove it, convert it to a plan, and return the results of all steps.
+    """Read a published schedule, prove it and convert it to a plan; return the results, or the reason of a failure.
 
-    Args:
-        buffered: a number of buffered messages per link with which the schedule must not deadlock; None for no limit.
+    `buffered` is a number of buffered messages per link with which the schedule must not deadlock; None sets no limit.
 
     Raises UsageError if the file cannot be read.
     """

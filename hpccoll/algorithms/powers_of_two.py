@@ -1,4 +1,4 @@
-"""Powers of two around a rank count."""
+"""The powers of two just above and just below a number of ranks."""
 
 from __future__ import annotations
 

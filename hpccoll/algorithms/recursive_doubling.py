@@ -15,8 +15,8 @@ and its proxy are adjacent in the all-gather, so every exchanged region is one i
 the average number of bytes. In the reduce-scatter every rank sends (n-1)/n of the message for all n.
 
 In the all-reduce by recursive doubling the lower rank's operand comes first at both partners, so both compute the same
-bits. In the other algorithms the receiver's own part is the first operand of each reduction, and only one rank computes
-the final sum of each chunk.
+bits. In the other algorithms the receiver's own part is the first operand of each reduction. For each chunk, a single
+rank computes the final sum.
 Source: Thakur, Rabenseifner and Gropp, IJHPCA 2005.
 """
 
@@ -34,7 +34,8 @@ from hpccoll.plan import NO_PEER, SIGNAL, Cost, IntArray, Move, Op, Operation, R
 def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
     """Return the cost of an all-reduce of n ranks that runs a butterfly among a power of two of them.
 
-    `core_steps` are the steps of the butterfly, and `core_sent` the bytes that a rank sends in it, as a multiple of S.
+    `core_steps` is the number of steps of the butterfly. `core_sent` is the number of bytes that a rank sends in the
+    butterfly, divided by the message size.
     """
     core = floor_power_of_two(n)
     extras = n - core
@@ -45,28 +46,21 @@ def folded_cost(n: int, core_steps: int, core_sent: Fraction) -> Cost:
 def doubling_cost(n: int) -> Cost:
     """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); c ranks send log2 c S each.
 
-    If n is not a power of two, ranks that also act for another rank (proxies) send S more. Returns the cost of
-    `all_reduce/recursive_doubling` on n ranks; S is the message size in bytes.
+    If n is not a power of two, ranks that also act for another rank (proxies) send S more.
     """
     rounds = n.bit_length() - 1
     return folded_cost(n, rounds, Fraction(rounds))
 
 
 def rabenseifner_cost(n: int) -> Cost:
-    """With c the largest power of two <= n, S bytes take 2 log2 c steps (+2 if c < n); c ranks send 2 (c-1)/c S.
-
-    Returns the cost of `all_reduce/rabenseifner` on n ranks; S is the message size in bytes.
-    """
+    """With c the largest power of two <= n, S bytes take 2 log2 c steps (+2 if c < n); c ranks send 2 (c-1)/c S."""
     core = floor_power_of_two(n)
     return folded_cost(n, 2 * (n.bit_length() - 1), Fraction(2 * (core - 1), core))
 
 
 @algorithm(Operation.ALL_REDUCE, "recursive_doubling", doubling_cost)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: in round t each rank exchanges the whole message with the rank at distance 2**t.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-reduce: in round t each rank exchanges the whole message with the rank at distance 2**t."""
     return fold_ranks(_doubling, rank, n, floor_power_of_two(n), Span(0, 1, 1))
 
 
@@ -84,10 +78,7 @@ def _doubling(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_REDUCE, "rabenseifner", rabenseifner_cost)
 def rabenseifner(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: a reduce-scatter by recursive halving, then the same rounds backwards as an all-gather.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-reduce: a reduce-scatter by recursive halving, then the same rounds backwards as an all-gather."""
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))
 
@@ -118,8 +109,7 @@ def _count_block_steps(n: int) -> int:
 def all_gather_cost(n: int) -> Cost:
     """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); ranks send (n-1)/n S on average.
 
-    Rank 0 sends most: (n-1)/n S, or more if n is not a power of two. Returns the cost of
-    `all_gather/recursive_doubling` on n ranks; S is the message size in bytes.
+    Rank 0 sends the most bytes: (n-1)/n S, or more if n is not a power of two.
     """
     core, extras = floor_power_of_two(n), n - floor_power_of_two(n)
     doubled = sum((1 << t) + min(1 << t, extras) for t in range(n.bit_length() - 1))
@@ -127,37 +117,28 @@ def all_gather_cost(n: int) -> Cost:
 
 
 def reduce_scatter_cost(n: int) -> Cost:
-    """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); every rank sends (n-1)/n S.
-
-    Returns the cost of `reduce_scatter/recursive_halving` on n ranks; S is the message size in bytes.
-    """
+    """With c the largest power of two <= n, S bytes take log2 c steps (+2 if c < n); every rank sends (n-1)/n S."""
     return Cost(_count_block_steps(n), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 def barrier_cost(n: int) -> Cost:
-    """With c the largest power of two <= n, a barrier takes log2 c steps (+2 if c < n) and sends no data.
-
-    Returns the cost of `barrier/recursive_doubling` on n ranks.
-    """
+    """With c the largest power of two <= n, a barrier takes log2 c steps (+2 if c < n) and sends no data."""
     return Cost(_count_block_steps(n), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.ALL_GATHER, "recursive_doubling", all_gather_cost)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: in round t each rank exchanges all its blocks with the rank at distance 2**t.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-gather: in round t each rank exchanges all its blocks with the rank at distance 2**t."""
     extras = n - floor_power_of_two(n)
-    place = np.where(rank < 2 * extras, rank // 2, rank - extras)  # 0 to c-1 in the butterfly; extra ranks: the proxy's
+    place = np.where(rank < 2 * extras, rank // 2, rank - extras)  # position in the butterfly; extra ranks: the proxy's
     is_extra = (rank < 2 * extras) & (rank % 2 == 1)
 
     def find_rank(places: IntArray) -> IntArray:
-        """Return the rank at each of the positions `places` in the butterfly, and so the number of its first chunk."""
+        """Return the rank at each of the positions `places` in the butterfly; its first chunk has the same number."""
         return places + np.minimum(places, extras)
 
     def list_blocks(places: IntArray, size: int) -> Span:
-        """Return the chunks of the ranks at `size` consecutive positions in the butterfly, from each of `places` on."""
+        """Return the chunks of the ranks at `size` consecutive positions in the butterfly, which start at `places`."""
         return Span(find_rank(places), find_rank(places + size) - find_rank(places), n)
 
     def doubling_round(t: int) -> list[Move]:
@@ -176,17 +157,11 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "recursive_halving", reduce_scatter_cost)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: in each round a rank sends half of its partial sums to its partner.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a reduce-scatter: in each round a rank sends half of its partial sums to its partner."""
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
 
 @algorithm(Operation.BARRIER, "recursive_doubling", barrier_cost)
 def barrier(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: in round t each rank exchanges empty messages with the rank at distance 2**t.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a barrier: in round t each rank exchanges empty messages with the rank at distance 2**t."""
     return all_gather(rank, n).map_regions(lambda _: SIGNAL, 0)

@@ -1,6 +1,6 @@
 """The registry of algorithms: the decorator `@algorithm`, the table that it fills, and the plans of an algorithm.
 
-The families of this package import this module, and `catalogue` imports them.
+The modules of algorithms import this module, and `catalogue` imports the modules of all built-in algorithms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Make: TypeAlias = "Callable[..., Rounds]"
 Result = TypeVar("Result")
-RATES_MARK = "@"  # between an algorithm's name and the rates of links, joined by colons
+RATES_MARK = "@"  # separates an algorithm's name from the rates of links, as in `weighted@4:4:1`
 Period = int | Callable[..., int] | None
 
 
@@ -27,11 +27,11 @@ Period = int | Callable[..., int] | None
 class Algorithm:
     """An algorithm for a collective operation.
 
-    `parameters` are the other arguments of `make_rounds`: `root`; `chunks` if it pipelines; `nodes` (`Groups`) if the
-    plan depends on which ranks share a node; `rates` if it depends on the rates of links. `period` is a number (or a
+    `parameters` has those of the names `root`, `chunks`, `nodes` and `rates` that are arguments of `make_rounds`: the
+    root, the number of chunks, the ranks of each node (`Groups`), and the rates of links. `period` is a number (or a
     function of the arguments of `cost`) such that rank r + period acts like rank r, so that it suffices to simulate a
-    few ranks; None if there is no such number. `grows_linearly` states that each further node in the middle of the
-    ranks adds the same time and bytes, so that a few nodes tell the time of a million ranks.
+    few ranks; None if there is no such number. `grows_linearly` states that each further node adds the same time and
+    the same bytes, so that the time of a million ranks follows from the times of a few nodes.
     """
 
     operation: Operation  # the operation that the plans implement
@@ -57,18 +57,15 @@ class Algorithm:
 
     @property
     def only_ranks(self) -> int | None:
-        """The only number of ranks with a plan if the algorithm was read from the file of a plan; else None."""
+        """The number of ranks of the plan if the algorithm was read from the file of a plan; else None."""
         return self.file_plan.ranks if self.file_plan is not None else None
 
     def plan(self, ranks: int, root: int = 0, chunks: int = 1, nodes: Nodes = None) -> Plan:
         """Return the plan for `ranks` ranks; arguments that the algorithm does not use are ignored.
 
-        Args:
-            chunks: the number of chunks that a pipelined algorithm cuts the message into.
-            nodes: the number of ranks on each node, in rank order, or the ranks of each node; None for a single node.
-
-        Raises:
-            UsageError: a rank count or chunk count below 1, a root that is not a rank, or wrong ranks in `nodes`.
+        `nodes` has the number of ranks on each node, in rank order, or the ranks of each node; None means a single
+        node. Raises UsageError for a rank count or chunk count below 1, a root that is not a rank, or wrong ranks in
+        `nodes`.
         """
         from hpccoll.plan.groups import Groups
         from hpccoll.plan.plan import Plan
@@ -84,7 +81,7 @@ class Algorithm:
         arguments: dict[str, Any] = {name: value for name, value in values.items() if name in self.parameters}
 
         def call_with_accepted(function: Callable[..., Result]) -> Result:
-            """Call `function` with the number of ranks, and those of `arguments` that it has parameters for."""
+            """Return `function(ranks, ...)`, called with those of `arguments` that `function` has parameters for."""
             accepted = _list_parameters(function)
             return function(ranks, **{name: value for name, value in arguments.items() if name in accepted})
 
@@ -101,7 +98,7 @@ class Algorithm:
     def _get_file_plan(self, plan: Plan, ranks: int, root: int) -> Plan:
         """Return `plan`, which was read from a file; raise UsageError if it is for other `ranks` or another `root`."""
         if ranks != plan.ranks or (self.operation.has_root and root != plan.root):
-            roots = [f" and root {each}" * self.operation.has_root for each in (plan.root, root)]
+            roots = [f" and root {number}" * self.operation.has_root for number in (plan.root, root)]
             raise UsageError(
                 f"{self.full_name} is a plan for {plan.ranks} ranks{roots[0]}, not for {ranks} ranks{roots[1]}; "
                 f"use --ranks {plan.ranks}" + f" --root {plan.root}" * self.operation.has_root
@@ -130,17 +127,16 @@ def algorithm(
     """Return a decorator that registers a function as the algorithm `operation/name` and returns it unchanged.
 
     Args:
-        operation: the collective that the function's plans carry out.
         name: the name of the algorithm, from the literature where there is one.
         cost: returns the stated cost of a plan, which `check` compares with the real cost; None if none is stated.
-        period: the number p with which rank r + p acts like rank r, or a function that returns it; None if there is
-            none.
+        period: the number p for which rank r + p acts like rank r, or a function that returns p; None if there is no
+            such number.
         uses_shared_memory: whether the plans have loads, stores or fences.
-        grows_linearly: whether each further node adds the same time and bytes.
+        grows_linearly: whether the time and the bytes of a plan grow by the same amount with each further node.
     """
 
     def register(make: Make) -> Make:
-        """Register `make` as the algorithm and return it.
+        """Register `make` as the algorithm and return `make`.
 
         A user's algorithm replaces a built-in one of the same name.
         """
@@ -175,9 +171,9 @@ def make_algorithm(
 def get_registered(operation: Operation, name: str) -> Algorithm:
     """Return the registered algorithm `operation/name`.
 
-    Raises UnknownNameError, which lists the names, if there is none. Only algorithms whose files are imported are
-    registered: `catalogue.get_algorithm` imports all built-in ones. A name such as `weighted@4:4:1` is that of an
-    algorithm with the rates of links.
+    Raises UnknownNameError, which lists the known names, if there is no such algorithm. Only algorithms whose files are
+    imported are registered: `catalogue.get_algorithm` imports all built-in ones. The name `weighted@4:4:1` stands for
+    the algorithm `weighted` on links with the rates 4, 4 and 1.
     """
     base, at, rates = name.partition(RATES_MARK)
     known = REGISTERED.get((operation, base))

@@ -18,27 +18,18 @@ from hpccoll.plan import Cost, IntArray, Move, Op, Operation, Rounds, Span
 
 
 def reduce_scatter_cost(n: int) -> Cost:
-    """A message of S bytes takes n - 1 steps; every rank sends (n-1)/n S.
-
-    Returns the cost of `reduce_scatter/ring` and `all_gather/ring` on n ranks.
-    """
+    """A message of S bytes takes n - 1 steps; every rank sends (n-1)/n S."""
     return Cost(n - 1, Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 def all_reduce_cost(n: int) -> Cost:
-    """A message of S bytes takes 2 (n - 1) steps; every rank sends 2 (n-1)/n S.
-
-    Returns the cost of `all_reduce/ring` on n ranks.
-    """
+    """A message of S bytes takes 2 (n - 1) steps; every rank sends 2 (n-1)/n S."""
     return Cost(2 * (n - 1), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
 @algorithm(Operation.REDUCE_SCATTER, "ring", reduce_scatter_cost, period=1, grows_linearly=True)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: each chunk travels once around the ring and collects a contribution at every rank.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a reduce-scatter: each chunk travels once around the ring and collects a contribution at every rank."""
     dest, source = (rank + 1) % n, (rank - 1) % n
     return Rounds(
         n - 1, n, lambda t: [Move(dest, source, Span(rank - t - 1, 1, n), Span(rank - t - 2, 1, n), Op.OWN_FIRST)]
@@ -47,17 +38,11 @@ def reduce_scatter(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.ALL_GATHER, "ring", reduce_scatter_cost, period=1, grows_linearly=True)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: each chunk travels once around the ring and is copied at every rank.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-gather: each chunk travels once around the ring and is copied at every rank."""
     return reduce_scatter(rank, n).reversed()
 
 
 @algorithm(Operation.ALL_REDUCE, "ring", all_reduce_cost, period=1, grows_linearly=True)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: a ring reduce-scatter, then a ring all-gather.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-reduce: a ring reduce-scatter, then a ring all-gather."""
     return reduce_scatter(rank, n) + all_gather(rank, n)

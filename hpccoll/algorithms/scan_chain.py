@@ -5,9 +5,10 @@ links are busy at once for long messages. Every rank sends and receives the mess
 than a scan by doubling, in more steps.
 
 Exclusive scan: a rank keeps the sum that it receives as its result and sends on the sum that includes its own data.
-Chunks 0 to k-1 are input and output. Chunks k to 2k-1 hold the received sum until the rank has sent the sum with its
-own data from chunks 0 to k-1. After each chunk, a link is idle for a round, in which the receiver adds its own data.
-The last rank receives its result in place.
+Chunks 0 to k-1 are input and output. A rank receives sums into chunks k to 2k-1, adds them to its own data in chunks 0
+to k-1, and sends the new sums to the next rank. The rank then copies chunks k to 2k-1 to chunks 0 to k-1 as its result.
+After each chunk, a link is idle for a round, in which the receiver adds its own data. The last rank receives its result
+in place.
 
 The lower ranks' sum is the first operand of each reduction. Source: the linear scan of Open MPI (coll/base), pipelined.
 """
@@ -25,20 +26,13 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Ints, Move, Op, Operation, Rou
 
 
 def scan_cost(n: int, chunks: int) -> Cost:
-    """S bytes in k chunks take k + n - 2 steps; every rank but the last sends S.
-
-    Returns the cost of `scan/chain` on n ranks; S is the message size in bytes.
-    """
+    """S bytes in k chunks take k + n - 2 steps; every rank but the last sends S."""
     return broadcast_cost(n, chunks)
 
 
 @algorithm(Operation.SCAN, "chain", scan_cost, grows_linearly=True)
 def scan(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an inclusive scan: rank r sends its sum of chunk c to rank r + 1 in round r + c.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
-    the message.
-    """
+    """Plan an inclusive scan: rank r sends its sum of chunk c to rank r + 1 in round r + c."""
 
     def add_incoming(step: Step) -> Step:
         """Return the step with its copy replaced by a reduction that has the received data as its left operand."""
@@ -48,21 +42,14 @@ def scan(rank: IntArray, n: int, chunks: int) -> Rounds:
 
 
 def exscan_cost(n: int, chunks: int) -> Cost:
-    """S bytes in k > 1 chunks take k + 2 n - 4 steps (one chunk: n - 1); every rank but the last sends S.
-
-    Returns the cost of `exscan/chain` on n ranks; S is the message size in bytes.
-    """
+    """S bytes in k > 1 chunks take k + 2 n - 4 steps (one chunk: n - 1); every rank but the last sends S."""
     steps = 0 if n == 1 else n - 1 if chunks == 1 else chunks + 2 * n - 4
     return Cost(steps, Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
 @algorithm(Operation.EXSCAN, "chain", exscan_cost, grows_linearly=True)
 def exscan(rank: IntArray, n: int, chunks: int) -> Rounds:
-    """Plan an exclusive scan: rank r sends chunk c of the sum that includes its data to rank r + 1 in round 2 r + c.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of chunks of
-    the message.
-    """
+    """Plan an exclusive scan: rank r sends chunk c of the sum that includes its data to rank r + 1 in round 2 r + c."""
     if n == 1:
         return empty_rounds(2 * chunks)
     received_at = np.where(rank < n - 1, chunks, 0)

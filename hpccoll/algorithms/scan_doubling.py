@@ -28,23 +28,17 @@ WHOLE = Span(0, 1, 1)
 
 
 def scan_cost(n: int) -> Cost:
-    """S bytes take ceil(log2 n) steps; in a step of distance d, n - d ranks send S.
-
-    Returns the cost of `scan/hillis_steele` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take ceil(log2 n) steps; in a step of distance d, n - d ranks send S."""
     steps = ceil_log2(n)
     return Cost(steps, Fraction(sum(n - (1 << t) for t in range(steps)), n), Fraction(steps))
 
 
 @algorithm(Operation.SCAN, "hillis_steele", scan_cost)
 def scan(rank: IntArray, n: int) -> Rounds:
-    """Plan an inclusive scan: in round t every rank adds the sum that the rank 2**t below it holds.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an inclusive scan: in round t every rank adds the sum that the rank 2**t below it holds."""
 
     def add_below_round(t: int) -> list[Move]:
-        """Return round t: each rank sends to the rank 2**t above, which adds the data on the left."""
+        """Return round t: each rank sends its sum to the rank 2**t above, which adds this sum as the left operand."""
         dest, source = _shift(rank, n, 1 << t, 0)
         return [Move(dest, source, WHOLE, WHOLE, Op.INCOMING_FIRST)]
 
@@ -58,10 +52,7 @@ def _list_distances(n: int) -> list[int]:
 
 
 def exscan_cost(n: int) -> Cost:
-    """S bytes take about log2(4/3 n) steps; in a step of distance d, n - d ranks send S (one fewer for d >= 3).
-
-    Returns the cost of `exscan/doubling_123` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take about log2(4/3 n) steps; in a step of distance d, n - d ranks send S (one fewer for d >= 3)."""
     distances = _list_distances(n)
     sent = sum(n - d - (d >= 3) for d in distances)
     return Cost(len(distances), Fraction(sent, n), Fraction(len(distances)))
@@ -69,17 +60,14 @@ def exscan_cost(n: int) -> Cost:
 
 @algorithm(Operation.EXSCAN, "doubling_123", exscan_cost)
 def exscan(rank: IntArray, n: int) -> Rounds:
-    """Plan an exclusive scan: ranks add sums of ranks at the distances 1, 2, 3, 6, 12, ... below them.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an exclusive scan: ranks add sums of ranks at the distances 1, 2, 3, 6, 12, ... below them."""
     distances = _list_distances(n)
     forwards = rank + 2 < n  # the other ranks collect the sum in chunk 0
     collected = Span(0, 1, 1, base=np.where(forwards, 1, 0))
     itself = np.where(forwards & (rank > 0), rank, NO_PEER)
 
     def send_up(distance: int) -> Move:
-        """Return the step in which each rank sends to the rank `distance` above."""
+        """Return the step in which each rank sends `distance` ranks up."""
         dest, source = _shift(rank, n, distance, int(distance >= 3))
         op = Op.COPY if distance == 1 else Op.INCOMING_FIRST
         return Move(dest, source, WHOLE if distance < 3 else collected, collected, op)
@@ -92,9 +80,9 @@ def exscan(rank: IntArray, n: int) -> Rounds:
 
 
 def _shift(rank: IntArray, n: int, distance: int, lowest: int) -> tuple[IntArray, IntArray]:
-    """Return two arrays: the rank `distance` above each rank, its receiver, and the rank `distance` below, its sender.
+    """Return two arrays: each rank's receiver, `distance` ranks above it, and its sender, `distance` ranks below it.
 
-    -1 stands for none; ranks below `lowest` do not send.
+    -1 stands for no rank; ranks below `lowest` do not send.
     """
     dest = np.where((rank >= lowest) & (rank + distance < n), rank + distance, NO_PEER)
     return dest, np.where(rank - distance >= lowest, rank - distance, NO_PEER)

@@ -1,8 +1,9 @@
-"""Binomial tree scans: about 2 log2(n) rounds; on average a rank sends fewer than two messages (exclusive: three).
+"""Binomial tree scans: about 2 log2(n) rounds; a rank sends fewer than two messages on average (exclusive scan: three).
 
-Up: in round t every rank r for which r + 1 is a multiple of 2**(t+1) adds the sum of the rank 2**t below it, so it
-holds the sum of 2**(t+1) ranks. Down: in rounds of falling t the same ranks, whose sums now begin at rank 0, send their
-sums to the rank 2**t above, which completes its own sum. The lower ranks' sum is the first operand of each reduction.
+On the way up, in round t, every rank r for which r + 1 is a multiple of 2**(t+1) adds the sum of the rank 2**t below
+it, so that rank r holds the sum of 2**(t+1) ranks. On the way down, in rounds of falling t, every rank r for which
+r + 1 is a multiple of 2**(t+1) holds the sum of ranks 0 to r, and sends it to rank r + 2**t, whose sum is then
+complete. The lower ranks' sum is the first operand of each reduction.
 
 The exclusive scan first shifts the data by one rank, then runs the inclusive scan on the ranks above rank 0.
 
@@ -37,28 +38,22 @@ def _find_senders(rank: IntArray, n: int, distance: int, offset: int) -> IntArra
 def _count_sent(n: int) -> IntArray:
     """Return the number of times that each rank sends the message in an inclusive scan, shape (n,)."""
     rank = np.arange(n)
-    return np.asarray(sum((_find_senders(rank, n, *each) for each in _list_rounds(n)), np.zeros(n, np.int64)))
+    return np.asarray(sum((_find_senders(rank, n, *pair) for pair in _list_rounds(n)), np.zeros(n, np.int64)))
 
 
 def scan_cost(n: int) -> Cost:
-    """S bytes take about 2 log2 n - 1 steps; a rank sends less than 2 S on average.
-
-    Returns the cost of `scan/tree` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take about 2 log2 n - 1 steps; a rank sends less than 2 S on average."""
     sent = _count_sent(n)
     return Cost(len(_list_rounds(n)), Fraction(int(sent.sum()), n), Fraction(int(sent.max())))
 
 
 @algorithm(Operation.SCAN, "tree", scan_cost)
 def scan(rank: IntArray, n: int) -> Rounds:
-    """Plan an inclusive scan: sums of blocks of ranks move up a binomial tree, sums from rank 0 on move down.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an inclusive scan: sums of blocks of ranks move up a binomial tree, complete sums move down."""
     rounds = _list_rounds(n)
 
     def add_below_round(t: int) -> list[Move]:
-        """Return round t: senders of the round send up by its distance; receivers add the data on the left."""
+        """Return round t: ranks send their sums up by the round's distance; receivers add them as the left operand."""
         distance, offset = rounds[t]
         dest = np.where(_find_senders(rank, n, distance, offset), rank + distance, NO_PEER)
         source = np.where((rank < n) & _find_senders(rank - distance, n, distance, offset), rank - distance, NO_PEER)
@@ -68,10 +63,7 @@ def scan(rank: IntArray, n: int) -> Rounds:
 
 
 def exscan_cost(n: int) -> Cost:
-    """S bytes take one step more than the inclusive scan of n - 1 ranks; a rank sends less than 3 S on average.
-
-    Returns the cost of `exscan/tree` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take one step more than the inclusive scan of n - 1 ranks; a rank sends less than 3 S on average."""
     if n == 1:
         return Cost(0, Fraction(0), Fraction(0))
     sent = 1 + np.append(_count_sent(n - 1), -1)  # the last rank sends nothing
@@ -81,10 +73,7 @@ def exscan_cost(n: int) -> Cost:
 
 @algorithm(Operation.EXSCAN, "tree", exscan_cost)
 def exscan(rank: IntArray, n: int) -> Rounds:
-    """Plan an exclusive scan: every rank sends its data to the next rank; then the ranks above 0 run `scan`.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an exclusive scan: every rank sends its data to the next rank; then the ranks above 0 run `scan`."""
     dest, source = np.where(rank < n - 1, rank + 1, NO_PEER), rank - 1
     shift = Rounds(min(n - 1, 1), 1, lambda _: [Move(dest, source, WHOLE, WHOLE)])
     if n > 1:

@@ -24,18 +24,12 @@ from hpccoll.plan import NO_PEER, Cost, IntArray, Move, Op, Operation, Rounds, S
 
 
 def broadcast_cost(n: int) -> Cost:
-    """S bytes take 2 ceil(log2 n) steps; a rank sends (n-1)/n S on average, the root 2 (n-1)/n S.
-
-    Returns the cost of `broadcast/scatter_all_gather` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take 2 ceil(log2 n) steps; a rank sends (n-1)/n S on average, the root 2 (n-1)/n S."""
     return Cost(2 * ceil_log2(n), Fraction(n - 1, n), Fraction(2 * (n - 1), n))
 
 
 def reduce_cost(n: int) -> Cost:
-    """A message of S bytes takes 2 ceil(log2 n) steps; every rank but the root sends S.
-
-    Returns the cost of `reduce/scatter_all_gather` on n ranks.
-    """
+    """A message of S bytes takes 2 ceil(log2 n) steps; every rank but the root sends S."""
     return Cost(2 * ceil_log2(n), Fraction(n - 1, n), Fraction(min(n - 1, 1)))
 
 
@@ -45,7 +39,7 @@ def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
     def count_held(place: IntArray) -> IntArray:
         """Return the number of consecutive chunks that each rank holds after the scatter.
 
-        `place` is the rank minus root.
+        `place` is the number of the rank counted from the root.
         """
         return np.where(place == 0, n, np.minimum(place & -place, n - place))
 
@@ -67,17 +61,11 @@ def _all_gather_missing(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.BROADCAST, "scatter_all_gather", broadcast_cost)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a broadcast: a binomial scatter, then Bruck's all-gather of the missing chunks.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a broadcast: a binomial scatter, then Bruck's all-gather of the missing chunks."""
     return scatter(rank, n, root) + _all_gather_missing(rank, n, root)
 
 
 @algorithm(Operation.REDUCE, "scatter_all_gather", reduce_cost)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a reduce: the broadcast backwards, that is a reduce-scatter, then a gather that adds partial sums.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a reduce: the broadcast backwards, that is a reduce-scatter, then a gather that adds partial sums."""
     return broadcast(rank, n, root).reversed(Op.OWN_FIRST)

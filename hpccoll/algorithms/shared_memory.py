@@ -38,7 +38,7 @@ def between_fences(rank: IntArray, n: int, chunks: int, *work: MakeRound) -> Rou
 
 
 def _peers(rank: IntArray, n: int) -> list[IntArray]:
-    """Return, for each rank r in `rank`, the ranks r+1, r+2, ..., r-1 (mod n) in the order in which r accesses them."""
+    """Return n - 1 arrays of each rank's peers, in the order of accesses by rank r: r+1, r+2, ..., r-1 (mod n)."""
     return [(rank + distance) % n for distance in range(1, n)]
 
 
@@ -54,19 +54,13 @@ def _steps_unless_alone(n: int, steps: int) -> int:
 
 
 def one_shot_cost(n: int) -> Cost:
-    """S bytes take 1 step between two fences; every rank loads S from each of the n - 1 others.
-
-    Returns the cost of `all_reduce/shared_one_shot` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take 1 step between two fences; every rank loads S from each of the n - 1 others."""
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1), Fraction(n - 1))
 
 
 @algorithm(Operation.ALL_REDUCE, "shared_one_shot", one_shot_cost, uses_shared_memory=True, grows_linearly=True)
 def one_shot(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: every rank reduces the vectors of all ranks in rank order, directly from their memory.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-reduce: every rank reduces the vectors of all ranks in rank order, directly from their memory."""
     whole = Span(0, 1, 1)
 
     def reduce_in_rank_order() -> list[Step]:
@@ -77,10 +71,7 @@ def one_shot(rank: IntArray, n: int) -> Rounds:
 
 
 def two_shot_cost(n: int) -> Cost:
-    """S bytes take 2 steps between two fences; every rank loads (n-1)/n S and stores as much.
-
-    Returns the cost of `all_reduce/shared_two_shot` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take 2 steps between two fences; every rank loads (n-1)/n S and stores as much."""
     return Cost(_steps_unless_alone(n, 2), Fraction(2 * (n - 1), n), Fraction(2 * (n - 1), n))
 
 
@@ -88,10 +79,7 @@ def two_shot_cost(n: int) -> Cost:
     Operation.ALL_REDUCE, "shared_two_shot", two_shot_cost, period=1, uses_shared_memory=True, grows_linearly=True
 )
 def two_shot(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: every rank reduces its own chunk from the memory of all ranks and stores it to all.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-reduce: every rank reduces its own chunk from the memory of all ranks and stores it to all."""
     own = Span(rank, 1, n)
     # The stores need no fence before them: rank r overwrites only chunk r of other ranks, which only rank r reads.
     work: list[MakeRound] = [lambda: _reduce_own_chunk(rank, n), lambda: [Store(p, own, own) for p in _peers(rank, n)]]
@@ -99,87 +87,59 @@ def two_shot(rank: IntArray, n: int) -> Rounds:
 
 
 def block_cost(n: int) -> Cost:
-    """S bytes take 1 step between two fences; every rank loads or stores (n-1)/n S.
-
-    Returns the cost of `reduce_scatter/shared`, `all_gather/shared`, `broadcast/shared` and others on n ranks; S is the
-    message size in bytes.
-    """
+    """S bytes take 1 step between two fences; every rank loads or stores (n-1)/n S."""
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1, n), Fraction(n - 1, n))
 
 
 @algorithm(Operation.REDUCE_SCATTER, "shared", block_cost, period=1, uses_shared_memory=True, grows_linearly=True)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: every rank reduces its own block from the memory of all ranks.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a reduce-scatter: every rank reduces its own block from the memory of all ranks."""
     return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n))
 
 
 @algorithm(Operation.ALL_GATHER, "shared", block_cost, period=1, uses_shared_memory=True, grows_linearly=True)
 def all_gather(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-gather: every rank loads the block of every other rank.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-gather: every rank loads the block of every other rank."""
     return between_fences(
         rank, n, n, lambda: [Load(peer, Span(peer, 1, n), Span(peer, 1, n)) for peer in _peers(rank, n)]
     )
 
 
 def rooted_cost(n: int) -> Cost:
-    """S bytes take 1 step between two fences; every rank but the root loads or stores S/n.
-
-    Returns the cost of `gather/shared` and `scatter/shared` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take 1 step between two fences; every rank but the root loads or stores S/n."""
     return Cost(_steps_unless_alone(n, 1), Fraction(n - 1, n * n), Fraction(_steps_unless_alone(n, 1), n))
 
 
 @algorithm(Operation.GATHER, "shared", rooted_cost, uses_shared_memory=True, grows_linearly=True)
 def gather(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a gather: every rank stores its block in the root's memory.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a gather: every rank stores its block in the root's memory."""
     own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: [Store(dest, own, own)])
 
 
 @algorithm(Operation.SCATTER, "shared", rooted_cost, uses_shared_memory=True, grows_linearly=True)
 def scatter(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a scatter: every rank loads its block from the root's memory.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a scatter: every rank loads its block from the root's memory."""
     own, source = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: [Load(source, own, own)])
 
 
 def reduce_cost(n: int) -> Cost:
-    """S bytes take 2 steps between two fences; every rank loads (n-1)/n S, and all but the root store S/n.
-
-    Returns the cost of `reduce/shared` on n ranks; S is the message size in bytes.
-    """
+    """S bytes take 2 steps between two fences; every rank loads (n-1)/n S, and all but the root store S/n."""
     loaded = Fraction(n - 1, n)
     return Cost(_steps_unless_alone(n, 2), loaded + loaded / n, Fraction(_steps_unless_alone(n, 1)))
 
 
 @algorithm(Operation.REDUCE, "shared", reduce_cost, uses_shared_memory=True, grows_linearly=True)
 def reduce(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a reduce: every rank reduces its own chunk from the memory of all ranks and stores it to the root.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a reduce: every rank reduces its own chunk from the memory of all ranks and stores it to the root."""
     own, dest = Span(rank, 1, n), np.where(rank == root, NO_PEER, root)
     return between_fences(rank, n, n, lambda: _reduce_own_chunk(rank, n), lambda: [Store(dest, own, own)])
 
 
 @algorithm(Operation.BROADCAST, "shared", block_cost, uses_shared_memory=True, grows_linearly=True)
 def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
-    """Plan a broadcast: the root stores one chunk to all ranks, while they load the other chunks from it.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a broadcast: the root stores one chunk to all ranks, while they load the other chunks from it."""
     own, rest = Span(root, 1, n), Span(root + 1, n - 1, n)
 
     def store_and_load() -> list[Step]:
@@ -192,31 +152,22 @@ def broadcast(rank: IntArray, n: int, root: int) -> Rounds:
 
 @algorithm(Operation.ALL_TO_ALL, "shared", block_cost, period=1, uses_shared_memory=True, grows_linearly=True)
 def all_to_all(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-to-all: every rank loads its block from every rank; input chunks are 0 to n-1, output n to 2n-1.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-to-all: every rank loads its block from every rank; input chunks are 0 to n-1, output n to 2n-1."""
     own = Span(rank, 1, n)
 
     def load_own_blocks() -> list[Step]:
-        """Return the load steps in which each rank reads the block for itself from every rank."""
+        """Return one load step per rank, in which each rank reads its own block from the input of that rank."""
         return [Load(peer, own, Span(peer, 1, n, base=n)) for peer in (rank, *_peers(rank, n))]
 
     return between_fences(rank, n, 2 * n, load_own_blocks) if n > 1 else Rounds(1, 2, lambda _: load_own_blocks())
 
 
 def barrier_cost(n: int) -> Cost:  # noqa: ARG001 - the same for every n
-    """A barrier is one fence, which takes no steps and moves no data.
-
-    Returns the cost of `barrier/shared` on n ranks.
-    """
+    """A barrier is one fence, which takes no steps and moves no data."""
     return Cost(0, Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "shared", barrier_cost, period=1, uses_shared_memory=True)
 def barrier(rank: IntArray, n: int) -> Rounds:
-    """Plan a barrier: one fence of all ranks.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan a barrier: one fence of all ranks."""
     return Rounds(min(n - 1, 1), 0, lambda _: [Fence(np.zeros_like(rank))])

@@ -1,15 +1,15 @@
 """Swing all-reduce: a butterfly with partners at distances 1, -1, 3, -5, 11, ..., mirrored for odd ranks.
 
 Swing is like recursive halving and doubling, but its distances grow only to about n/3 instead of n/2. Shorter distances
-shorten the paths on rings and tori, and most bytes move while partners are close. A rank sends its partner the chunks
-of all ranks that the partner reaches in later rounds; these chunks are scattered over the message. The all-gather is
-the reduce-scatter backwards.
+shorten the paths on rings and tori, and most bytes move between partners that are close. A rank sends its partner the
+chunks of all ranks that the partner reaches in later rounds; these chunks are scattered over the message. The
+all-gather is the reduce-scatter backwards.
 
 If n is not a power of two, each rank r >= c (the largest power of two below n) first sends its data to rank r - c,
 which sends back the result at the end. If n is not a power of two, the all-reduce takes two more rounds, and some ranks
 send S bytes (the message size) more. The receiver's own part is the first operand of each reduction, the partner's
-partial sum the second. One rank computes the final sum of each chunk, and all others copy it. Source: De Sensi, Bonato,
-Saam and Hoefler, NSDI 2024 (arXiv 2401.09356).
+partial sum the second. For each chunk, a single rank computes the final sum, and all others copy it. Source: De Sensi,
+Bonato, Saam and Hoefler, NSDI 2024 (arXiv 2401.09356).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _halving_doubling(rank: IntArray, n: int) -> Rounds:
     """Return the rounds of the ranks in `rank` of the Swing all-reduce; n is a power of two."""
 
     def reduce_scatter_round(t: int) -> list[Move]:
-        """Return round t: each rank sends the blocks that its partner keeps, and reduces its own ones."""
+        """Return round t: each rank sends the blocks that its partner keeps, and reduces the blocks that it keeps."""
         peer, count = find_partner(rank, t, n), n >> (t + 1)
         sent = Picks(count, lambda: find_reachable(peer, t + 1, n))
         kept = Picks(count, lambda: find_reachable(rank, t + 1, n))
@@ -60,9 +60,6 @@ def period(n: int) -> int:
 
 @algorithm(Operation.ALL_REDUCE, "swing", rabenseifner_cost, period)
 def all_reduce(rank: IntArray, n: int) -> Rounds:
-    """Plan an all-reduce: a reduce-scatter with halving messages and growing distances, then the rounds backwards.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks.
-    """
+    """Plan an all-reduce: a reduce-scatter with halving messages and growing distances, then the rounds backwards."""
     core = floor_power_of_two(n)
     return fold_ranks(_halving_doubling, rank, n, core, Span(0, core, core))

@@ -1,18 +1,16 @@
 """Two-level collectives on blocks: loads and stores within nodes, messages between nodes.
 
-The slot of a rank is its number within its node (its local rank); the ranks of one slot on all nodes form a column. The
-ranks of a column (equal local ranks) send all blocks from or for these ranks between nodes. Within a node each rank
-loads from and stores to the other ranks' memory, between two fences (barriers of the node's ranks). All ranks of a node
-use the node's link at the same time, and no block crosses the link more often than the algorithm across nodes needs.
+The slot of a rank is its number within its node (its local rank); the ranks of one slot on all nodes form a column.
+Blocks from or for the ranks of a column (equal local ranks) move between nodes only among the ranks of this column.
+Within a node each rank loads from and stores to the other ranks' memory, between two fences (barriers of the node's
+ranks). All ranks of a node use the node's link at the same time, and no block crosses the link more often than the
+algorithm across nodes needs.
 
 If nodes differ in size, they are divided into equal groups, of the largest size that divides every node's size, and
 each group is treated as a node. If every group of ranks has one rank, the plans consist of messages only. The ranks of
 a node need not be consecutive. Within a node, the rank with local rank s reduces its own operand first, then those of
 local ranks s+1, s+2 and so on (modulo the node size). Across nodes, the order of reduction is that of the algorithm
 across nodes. Sources: Traeff and Rougier, EuroMPI 2014; Jain et al., SC 2018.
-
-The functions that plan a collective take the array of the ranks to plan for (`rank`), the number n of all ranks, and
-the ranks of each node (`nodes`; None means a single node).
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ from hpccoll.plan import (
 
 
 class _Columns(TwoLevelRounds):
-    """Builds the rounds of a plan within and between nodes; a column is the ranks with one local rank, one per node."""
+    """Builds the rounds of a plan within and between nodes; the ranks of equal local rank on all nodes are a column."""
 
     def __init__(self, rank: IntArray, n: int, nodes: Groups | None) -> None:
         super().__init__(rank, split_into_even_groups(n, nodes), n)
@@ -58,7 +56,7 @@ class _Columns(TwoLevelRounds):
         return self._rank_at_place(group * self.size + slot)
 
     def blocks(self, slot: IntArray) -> Region:
-        """Return, for each local rank in `slot`, the blocks of all ranks that have it, one rank per node."""
+        """Return, for each local rank in the array `slot`, the blocks of all ranks with this local rank."""
         return Picks(self.count, lambda: self.rank_at(np.arange(self.count), slot[:, None]))
 
     def between_nodes(self, operation: Operation, inter: str) -> Rounds:
@@ -66,16 +64,16 @@ class _Columns(TwoLevelRounds):
         rounds = run_across_groups(get_registered(operation, inter).make_rounds, self.groups, self.rank, self.size)
 
         def to_column(region: Region) -> Region:
-            """Return the region with each node's chunk replaced by that of the rank of this local rank on the node."""
+            """Return the region with each node's number replaced by the rank of equal local rank on this node."""
             size = int(np.max(region.size))
             return Picks(size, lambda: self.rank_at(region.ids(len(self.rank)), self.slot[:, None]))
 
         return rounds.map_regions(to_column, self.chunks)
 
     def peers(self) -> list[tuple[IntArray, IntArray]]:
-        """Return pairs of arrays (peer, local rank of the peer) with the other ranks of each rank's node.
+        """Return a list of pairs of arrays: a peer of each rank in its node, and the local rank of this peer.
 
-        The first pair has the next local rank of each rank, and so on in a cycle.
+        In pair d, from 1, the peer of local rank s has local rank s + d (modulo the node size).
         """
         others = iterate_group_peers(self.groups, self.rank)
         return [(peer, (self.slot + d) % self.size) for d, peer in enumerate(others, 1)]
@@ -98,11 +96,7 @@ def _reduce_scatter(rank: IntArray, n: int, nodes: Groups | None, inter: str) ->
 
 
 def reduce_scatter_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take N steps; every rank moves (L - 1 + (N-1)/N) S/L.
-
-    Returns the cost of `reduce_scatter/hierarchical_ring` on n ranks; S is the message size in bytes. `nodes` has the
-    ranks of each node (None: one node).
-    """
+    """S bytes on N nodes of L ranks take N steps; every rank moves (L - 1 + (N-1)/N) S/L."""
     return _cost(n, nodes, Operation.REDUCE_SCATTER, "ring")
 
 
@@ -118,28 +112,19 @@ def reduce_scatter_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> 
     """Plan a reduce-scatter that reduces first within each node, then between nodes on a ring.
 
     Within its node, each rank reduces the blocks whose receivers, on any node, have its local rank. The ranks of equal
-    local rank then run a ring reduce-scatter of these blocks. Returns the rounds for the ranks in the array `rank`, in
-    a group of n ranks. `nodes` has the ranks of each node (None: one node).
+    local rank then run a ring reduce-scatter of these blocks.
     """
     return _reduce_scatter(rank, n, nodes, "ring")
 
 
 def reduce_scatter_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take 1 + ceil(log2 N) steps; every rank moves (L - 1 + (N-1)/N) S/L.
-
-    Returns the cost of `reduce_scatter/hierarchical_bruck` on n ranks; S is the message size in bytes. `nodes` has the
-    ranks of each node (None: one node).
-    """
+    """S bytes on N nodes of L ranks take 1 + ceil(log2 N) steps; every rank moves (L - 1 + (N-1)/N) S/L."""
     return _cost(n, nodes, Operation.REDUCE_SCATTER, "bruck")
 
 
 @algorithm(Operation.REDUCE_SCATTER, "hierarchical_bruck", reduce_scatter_bruck_cost, period, uses_shared_memory=True)
 def reduce_scatter_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce-scatter: as `reduce_scatter_ring`, but with the Bruck algorithm between nodes.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node).
-    """
+    """Plan a reduce-scatter: as `reduce_scatter_ring`, but with the Bruck algorithm between nodes."""
     return _reduce_scatter(rank, n, nodes, "bruck")
 
 
@@ -154,11 +139,7 @@ def _all_gather(rank: IntArray, n: int, nodes: Groups | None, inter: str) -> Rou
 
 
 def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take N steps; every rank moves (L - 1 + (N-1)/N) S/L.
-
-    Returns the cost of `all_gather/hierarchical_ring` on n ranks; S is the message size in bytes. `nodes` has the ranks
-    of each node (None: one node).
-    """
+    """S bytes on N nodes of L ranks take N steps; every rank moves (L - 1 + (N-1)/N) S/L."""
     return _cost(n, nodes, Operation.ALL_GATHER, "ring")
 
 
@@ -171,39 +152,23 @@ def all_gather_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     grows_linearly=True,
 )
 def all_gather_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: ranks of equal local rank gather on a ring, then load the other blocks within their node.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node).
-    """
+    """Plan an all-gather: ranks of equal local rank gather on a ring, then load the other blocks within their node."""
     return _all_gather(rank, n, nodes, "ring")
 
 
 def all_gather_bruck_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take ceil(log2 N) + 1 steps; every rank moves (L - 1 + (N-1)/N) S/L.
-
-    Returns the cost of `all_gather/hierarchical_bruck` on n ranks; S is the message size in bytes. `nodes` has the
-    ranks of each node (None: one node).
-    """
+    """S bytes on N nodes of L ranks take ceil(log2 N) + 1 steps; every rank moves (L - 1 + (N-1)/N) S/L."""
     return _cost(n, nodes, Operation.ALL_GATHER, "bruck")
 
 
 @algorithm(Operation.ALL_GATHER, "hierarchical_bruck", all_gather_bruck_cost, period, uses_shared_memory=True)
 def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-gather: as `all_gather_ring`, but with the Bruck algorithm between nodes.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node).
-    """
+    """Plan an all-gather: as `all_gather_ring`, but with the Bruck algorithm between nodes."""
     return _all_gather(rank, n, nodes, "bruck")
 
 
 def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
-    """S bytes take 2 steps; each of L ranks of the root's node stores S/L, a rank of another node sends its block.
-
-    Returns the cost of `gather/hierarchical_direct` on n ranks; S is the message size in bytes. `nodes` has the ranks
-    of each node (None: one node).
-    """
+    """S bytes take 2 steps; each of L ranks of the root's node stores S/L; a rank of another node sends its block."""
     size = split_into_even_groups(n, nodes).sizes[0]
     across_nodes, within = n > size, size > 1
     mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
@@ -212,11 +177,7 @@ def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa
 
 @algorithm(Operation.GATHER, "hierarchical_direct", gather_cost, uses_shared_memory=True, grows_linearly=True)
 def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a gather: each block goes to the rank of equal local rank on the root's node, and from there to the root.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
-    the ranks of each node (None: one node).
-    """
+    """Plan a gather: each block goes to the rank of equal local rank on the root's node, and from there to the root."""
     columns = _Columns(rank, n, nodes)
     home = int(columns.groups.locate(np.array([root]))[0][0])
 
@@ -232,7 +193,7 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
         return moves
 
     def store_to_root() -> list[Step]:
-        """Return the stores with which the ranks of the root's node copy the blocks of all ranks to the root."""
+        """Return the `Store` step in which each rank of the root's node stores its column's blocks at the root."""
         dest = np.where((columns.group == home) & (rank != root), root, NO_PEER)
         return [Store(dest, columns.blocks(columns.slot), columns.blocks(columns.slot))]
 
@@ -241,11 +202,7 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
 
 
 def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
-    """S bytes take 2 steps; each of L ranks of the root's node loads S/L and sends all of it except its own block.
-
-    Returns the cost of `scatter/hierarchical_direct` on n ranks; S is the message size in bytes. `nodes` has the ranks
-    of each node (None: one node).
-    """
+    """S bytes take 2 steps; each of L ranks of the root's node loads S/L and sends all of it except its own block."""
     size = split_into_even_groups(n, nodes).sizes[0]
     mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
     return Cost((n > size) + (size > 1), mean, Fraction(size > 1, size) + Fraction(n // size - 1, n))
@@ -253,20 +210,12 @@ def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noq
 
 @algorithm(Operation.SCATTER, "hierarchical_direct", scatter_cost, uses_shared_memory=True, grows_linearly=True)
 def scatter(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a scatter: each rank of the root's node loads the blocks for ranks of its local rank and sends them.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
-    the ranks of each node (None: one node).
-    """
+    """Plan a scatter: each rank of the root's node loads the blocks for ranks of its local rank and sends them."""
     return gather(rank, n, root, nodes).reversed()
 
 
 def all_to_all_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take N steps; every rank moves ((L-1) N + (N-1) L) / n S.
-
-    Returns the cost of `all_to_all/hierarchical_pairwise` on n ranks; S is the message size in bytes. `nodes` has the
-    ranks of each node (None: one node).
-    """
+    """S bytes on N nodes of L ranks take N steps; every rank moves ((L-1) N + (N-1) L) / n S."""
     size = split_into_even_groups(n, nodes).sizes[0]
     moved = Fraction((size - 1) * (n // size) + n - size, n)
     return Cost((size > 1) + n // size - 1, moved, moved)
@@ -279,8 +228,7 @@ def all_to_all(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
     """Plan an all-to-all that exchanges blocks first within each node, then between nodes.
 
     Each rank loads, from all ranks of its node, the blocks whose receivers have its local rank. The rank then sends one
-    message to the rank of equal local rank on each other node. Returns the rounds for the ranks in the array `rank`, in
-    a group of n ranks. `nodes` has the ranks of each node (None: one node).
+    message to the rank of equal local rank on each other node.
     """
     columns = _Columns(rank, n, nodes)
     if columns.size == 1:

@@ -63,7 +63,7 @@ class TwoLevelRounds:
 def iterate_group_peers(groups: Groups, rank: IntArray) -> Iterator[IntArray]:
     """Yield, for each distance d >= 1, the rank d positions after each rank in its group, cyclically.
 
-    -1 if there is none.
+    The entry is -1 for a rank whose group has at most d ranks.
     """
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
@@ -98,23 +98,24 @@ class _SlicedNodes(TwoLevelRounds):
         return self.transfer(lambda: [Store(peer, own, own) for peer in self._iterate_owner_peers(skip)])
 
     def _iterate_owner_peers(self, skip: int = NO_PEER) -> Iterator[IntArray]:
-        """Yield arrays that have, for each slice owner, one further rank of its node except rank `skip`; else -1."""
+        """Yield an array per distance within nodes: each slice owner's peer; -1 for no peer, and for rank `skip`."""
         for peer in iterate_group_peers(self.groups, self.rank):
             yield np.where(self.is_owner & (peer != skip), peer, NO_PEER)
 
 
 @cache
 def _count_sent_per_node(operation: Operation, inter: str, nodes: int, root: int) -> tuple[Fraction, ...]:
-    """Return the bytes that each node sends in `operation/inter` for one slice of the message, divided by its size."""
+    """Return the bytes that each node sends in `operation/inter` for one slice, divided by the bytes of the slice."""
     rounds = get_registered(operation, inter).plan(nodes, root).rounds()
     return tuple(count_moved(rounds, nodes))
 
 
 def _crossing_cost(operation: Operation, inter: str, groups: Groups, root: int = 0) -> tuple[int, Fraction, Fraction]:
-    """Return the steps of `operation/inter` across nodes, the bytes sent by all nodes, and the most bytes of one rank.
+    """Return three costs of `operation/inter` across nodes for one slice, an owner's share of the message.
 
-    The two numbers of bytes are for one slice (an owner's share of the message), in multiples of its size; a rank's
-    bytes are those that the owner of a slice loads and sends. `root` is the root's node.
+    The costs are the number of steps (0 if the plan of `inter` states no cost), the bytes that all nodes send, and the
+    most bytes that an owner loads and sends. An owner loads its slice from each other rank of its node, and sends as
+    `inter` does. Both numbers of bytes are divided by the slice's size. `root` is the number of the root's node.
     """
     nodes = len(groups.sizes)
     cost = get_registered(operation, inter).plan(nodes, root).cost
@@ -132,10 +133,7 @@ def _locate_root(groups: Groups, root: int) -> tuple[int, int]:
 
 
 def all_reduce_across_nodes_cost(n: int, groups: Groups, inter: str) -> Cost:
-    """Return the cost of a two-level all-reduce on n ranks.
-
-    `groups` has the ranks of each node, and `inter` is the name of the all-reduce across nodes.
-    """
+    """Return the cost of a two-level all-reduce on n ranks; `inter` is the name of the all-reduce across nodes."""
     owners, transfers = min(groups.sizes), 2 * min(max(groups.sizes) - 1, 1)
     steps, sent, most_crossing = _crossing_cost(Operation.ALL_REDUCE, inter, groups)
     if groups.common_size is not None:
@@ -147,10 +145,7 @@ def all_reduce_across_nodes_cost(n: int, groups: Groups, inter: str) -> Cost:
 
 
 def all_reduce_across_nodes(rank: IntArray, groups: Groups, inter: str) -> Rounds:
-    """Return the rounds of a two-level all-reduce for the ranks in `rank`.
-
-    `groups` has the ranks of each node, and `inter` is the name of the all-reduce across nodes.
-    """
+    """Return the rounds of a two-level all-reduce; `inter` is the name of the all-reduce across nodes."""
     make_plan = get_registered(Operation.ALL_REDUCE, inter).plan
     slices = _SlicedNodes(rank, groups, lambda node, nodes: make_plan(nodes).make(node))
     return slices.fence() + slices.reduce_slices() + slices.between_nodes + slices.store_slices() + slices.fence()
@@ -163,11 +158,7 @@ def period(n: int, nodes: Groups | None = None) -> int:
 
 
 def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes of L ranks take 2 N steps; every rank moves (2 (L-1) + 2 (N-1)/N) S/L.
-
-    Returns the cost of `all_reduce/hierarchical_ring` on n ranks; S is the message size in bytes. `nodes` has the ranks
-    of each node (None: one node).
-    """
+    """S bytes on N nodes of L ranks take 2 N steps; every rank moves (2 (L-1) + 2 (N-1)/N) S/L."""
     return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), "ring")
 
 
@@ -180,31 +171,21 @@ def all_reduce_ring_cost(n: int, nodes: Groups | None = None) -> Cost:
     grows_linearly=True,
 )
 def all_reduce_ring(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-reduce: owners reduce slices, all-reduce them on a ring of nodes, and store them to their node.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
-    """
+    """Plan an all-reduce: owners reduce slices, all-reduce them on a ring of nodes, and store them to their node."""
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), "ring")
 
 
 def all_reduce_doubling_cost(n: int, nodes: Groups | None = None) -> Cost:
     """S bytes on N nodes of L ranks take 2 + log2 N steps (N = 2**m); every rank moves (2 (L-1) + log2 N) S/L.
 
-    If N is not a power of two, the all-reduce takes two more steps. Returns the cost of
-    `all_reduce/hierarchical_doubling` on n ranks; S is the message size in bytes. `nodes` has the ranks of each node
-    (None: one node).
+    If N is not a power of two, the all-reduce takes two more steps.
     """
     return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), "recursive_doubling")
 
 
 @algorithm(Operation.ALL_REDUCE, "hierarchical_doubling", all_reduce_doubling_cost, uses_shared_memory=True)
 def all_reduce_doubling(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan an all-reduce: owners reduce slices, all-reduce them by recursive doubling, and store them to their node.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
-    """
+    """Plan an all-reduce: owners reduce slices, all-reduce them by recursive doubling, and store them to their node."""
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), "recursive_doubling")
 
 
@@ -235,11 +216,7 @@ def _broadcast(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
 
 def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes broadcast in N + 1 steps; a slice's owner sends it at most once and stores it to its node's ranks.
-
-    Returns the cost of `broadcast/hierarchical_chain` on n ranks; S is the message size in bytes. `nodes` has the ranks
-    of each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
-    """
+    """N nodes broadcast in N + 1 steps; a slice's owner sends it at most once and stores it to its node's ranks."""
     return _broadcast_cost(n, nodes or Groups((n,)), root, "chain")
 
 
@@ -247,32 +224,18 @@ def broadcast_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost
     Operation.BROADCAST, "hierarchical_chain", broadcast_chain_cost, uses_shared_memory=True, grows_linearly=True
 )
 def broadcast_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a broadcast: slices are loaded from the root, sent along a chain of nodes, and stored to all ranks.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
-    the ranks of each node (None: one node). A slice is the share of the message that one rank of each node, its owner,
-    works on.
-    """
+    """Plan a broadcast: slices are loaded from the root, sent along a chain of nodes, and stored to all ranks."""
     return _broadcast(rank, nodes or Groups((n,)), root, "chain")
 
 
 def broadcast_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """S bytes on N nodes take 2 + ceil(log2 N) steps; the root's node sends ceil(log2 N) S.
-
-    Returns the cost of `broadcast/hierarchical_tree` on n ranks; S is the message size in bytes. `nodes` has the ranks
-    of each node (None: one node).
-    """
+    """S bytes on N nodes take 2 + ceil(log2 N) steps; the root's node sends ceil(log2 N) S."""
     return _broadcast_cost(n, nodes or Groups((n,)), root, "tree")
 
 
 @algorithm(Operation.BROADCAST, "hierarchical_tree", broadcast_tree_cost, uses_shared_memory=True)
 def broadcast_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a broadcast: slices are loaded from the root, sent down a tree of nodes, and stored to all ranks.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
-    the ranks of each node (None: one node). A slice is the share of the message that one rank of each node, its owner,
-    works on.
-    """
+    """Plan a broadcast: slices are loaded from the root, sent down a tree of nodes, and stored to all ranks."""
     return _broadcast(rank, nodes or Groups((n,)), root, "tree")
 
 
@@ -302,61 +265,35 @@ def _reduce(rank: IntArray, groups: Groups, root: int, inter: str) -> Rounds:
 
 
 def reduce_chain_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks reduce in N + 1 steps; a slice's owner loads L - 1 slices and sends or stores one.
-
-    Returns the cost of `reduce/hierarchical_chain` on n ranks; S is the message size in bytes. `nodes` has the ranks of
-    each node (None: one node). A slice is the share of the message that one rank of each node, its owner, works on.
-    """
+    """N nodes of L ranks reduce in N + 1 steps; a slice's owner loads L - 1 slices and sends or stores one."""
     return _reduce_cost(n, nodes or Groups((n,)), root, "chain")
 
 
 @algorithm(Operation.REDUCE, "hierarchical_chain", reduce_chain_cost, uses_shared_memory=True, grows_linearly=True)
 def reduce_chain(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce: owners reduce slices within each node and along a chain of nodes, and store them to the root.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
-    the ranks of each node (None: one node). A slice is the share of the message that one rank of each node, its owner,
-    works on.
-    """
+    """Plan a reduce: owners reduce slices within each node and along a chain of nodes, and store them to the root."""
     return _reduce(rank, nodes or Groups((n,)), root, "chain")
 
 
 def reduce_tree_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:
-    """N nodes of L ranks reduce in 2 + ceil(log2 N) steps; a slice's owner loads L - 1 slices and sends or stores one.
-
-    Returns the cost of `reduce/hierarchical_tree` on n ranks. `nodes` has the ranks of each node (None: one node).
-    A slice is the share of the message that one rank of each node, its owner, works on.
-    """
+    """N nodes reduce in 2 + ceil(log2 N) steps; a slice's owner loads L - 1 slices and sends or stores one."""
     return _reduce_cost(n, nodes or Groups((n,)), root, "tree")
 
 
 @algorithm(Operation.REDUCE, "hierarchical_tree", reduce_tree_cost, uses_shared_memory=True)
 def reduce_tree(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a reduce: owners reduce slices within nodes and up a binomial tree of nodes, and store them to the root.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `root` is the root rank and `nodes` has
-    the ranks of each node (None: one node). A slice is the share of the message that one rank of each node, its owner,
-    works on.
-    """
+    """Plan a reduce: owners reduce slices within nodes and up a binomial tree of nodes, and store them to the root."""
     return _reduce(rank, nodes or Groups((n,)), root, "tree")
 
 
 def barrier_cost(n: int, nodes: Groups | None = None) -> Cost:
-    """A barrier on N nodes takes ceil(log2 N) steps between two fences and sends no data.
-
-    Returns the cost of `barrier/hierarchical_dissemination` on n ranks. `nodes` has the ranks of each node (None: one
-    node).
-    """
+    """A barrier on N nodes takes ceil(log2 N) steps between two fences and sends no data."""
     return Cost(ceil_log2(len((nodes or Groups((n,))).sizes)), Fraction(0), Fraction(0))
 
 
 @algorithm(Operation.BARRIER, "hierarchical_dissemination", barrier_cost, uses_shared_memory=True)
 def barrier(rank: IntArray, n: int, nodes: Groups | None = None) -> Rounds:
-    """Plan a barrier: a fence on each node, dissemination among one rank per node, and a fence on each node.
-
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node).
-    """
+    """Plan a barrier: a fence on each node, dissemination among one rank per node, and a fence on each node."""
     groups = nodes or Groups((n,))
     signals = run_across_groups(
         get_registered(Operation.BARRIER, "dissemination").make_rounds, groups, rank, 1

@@ -1,18 +1,18 @@
 """Weighted all-reduce for links of unequal rates: each rank owns a share of the message that fits the rate of its link.
 
 Every rank sends each share to its owner, which reduces it and sends the result to all ranks. A rank that owns the share
-w of n ranks' message of S bytes sends and receives S (1 + (n-2) w) bytes: its own data or the result once, and the
-traffic of its share. Ranks with faster links get larger shares, and ranks with slow links none, so that a slow link
-carries S bytes in each direction instead of the 2 (n-1)/n S of a ring. If the links have rates b, the shares are max(0,
-b t - 1) / (n-2) for the time t for which they add up to 1. The weighted all-reduce reaches the lower bound of all
-algorithms, max(S / least b, 2 (n-1) S / sum of b), when reducing and sending of results overlap: the message is cut
-into pieces, and while the owners send the result of one piece, they reduce the next. With equal links the shares are
-equal.
+w of a message of S bytes sends S (1 + (n-2) w) bytes and receives as many. Ranks with faster links get larger shares,
+and ranks with slow links none, so that a slow link carries S bytes in each direction instead of the 2 (n-1)/n S of a
+ring. A rank whose link has rate b gets the share max(0, b t - 1) / (n-2), where t is such that the shares of
+all n ranks add up to 1. The message is cut into pieces: while the owners send the result of one piece, they reduce the
+next piece. By this overlap, the weighted all-reduce reaches the lower bound of all algorithms, max(S / least rate,
+2 (n-1) S / sum of rates). With equal links the shares are equal.
 
 `weighted@4:4:4:1` is the algorithm for four ranks of which the last has a link of a quarter of the rate of the others;
-`hierarchical_weighted@4:4:4:1` is the two-level algorithm for four nodes with links of these rates. More ranks take the
-rates in turn; without rates, all links are equal. Owner r of a share reduces its own part first, then those of ranks
-r-1, r-2 and so on (mod n). Source: derived here; shares of a similar kind are in arXiv 2505.23523 and 2606.01680.
+`hierarchical_weighted@4:4:4:1` is the two-level algorithm for four nodes with links of these rates. If there are more
+ranks than rates, the rates are repeated; without rates, all links are equal. Owner r of a share reduces its own part
+first, then those of ranks r-1, r-2 and so on (mod n). Source: derived here; shares of a similar kind are in arXiv
+2505.23523 and 2606.01680.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ _CHUNKS_PER_RANK = 32  # rounding shares to whole chunks adds up to 1/64 of the 
 def divide_by_rates(rates: tuple[int, ...], n: int) -> tuple[int, ...]:
     """Return the number of chunks that each of n ranks owns, as small integers, by the rates of the ranks' links.
 
-    The numbers are not proportional to the rates: a rank with rate b owns the share max(0, b t - 1) / (n-2), rounded,
-    for the t for which the shares add up to 1, so that ranks with slow links own nothing. With two ranks or equal
+    The numbers are not proportional to the rates: a rank with rate b owns the share max(0, b t - 1) / (n-2), rounded.
+    The number t is chosen so that the shares add up to 1; ranks with slow links own nothing. With two ranks or equal
     rates, every rank owns one chunk.
 
-    `rates` are bandwidths in any unit by rank, repeated if there are fewer than ranks; empty for equal rates.
+    `rates` has the bandwidth of each rank's link in any unit. If it has fewer than n elements, they are repeated; if it
+    is empty, all rates are equal.
     """
     own = [rates[rank % len(rates)] for rank in range(n)] if rates else [1] * n
     if n <= 2 or min(own) == max(own):
@@ -69,8 +70,7 @@ def _find_water_level(rates: list[int]) -> Fraction:
 def weighted_cost(n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Cost:
     """S bytes in k chunks take k + 1 steps; a rank with share w sends (1 + (n-2) w) S.
 
-    Returns the cost of `all_reduce/weighted` on n ranks; S is the message size in bytes. `rates` has the bandwidths of
-    the ranks' links, by which shares are chosen; empty for equal ones.
+    `rates` has the bandwidths of the ranks' links, by which shares are chosen; empty for equal links.
     """
     if n == 1:
         return Cost(0, Fraction(0), Fraction(0))
@@ -80,10 +80,11 @@ def weighted_cost(n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Cost:
 
 @algorithm(Operation.ALL_REDUCE, "weighted", weighted_cost, grows_linearly=True)
 def weighted(rank: IntArray, n: int, chunks: int = 1, rates: tuple[int, ...] = ()) -> Rounds:
-    """Plan an all-reduce: ranks own uneven shares of the message; an owner reduces a piece while it sends the last.
+    """Plan an all-reduce: ranks own uneven shares of the message, which is cut into pieces that are pipelined.
 
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `chunks` is the number k of pieces of
-    the message and `rates` has the rates of the links.
+    While an owner sends the sum of its share of one piece, it reduces its share of the next piece. `chunks` is the
+    number k of pieces of the message, and `rates` has the bandwidths of the ranks' links, in any unit; empty for equal
+    links.
     """
     owned = np.array(divide_by_rates(rates, n), np.int64)
     first, total = np.cumsum(owned) - owned, int(owned.sum())
@@ -109,8 +110,8 @@ def weighted(rank: IntArray, n: int, chunks: int = 1, rates: tuple[int, ...] = (
 def hierarchical_weighted_cost(n: int, nodes: Groups | None = None, rates: tuple[int, ...] = ()) -> Cost:
     """S bytes on N nodes of L ranks take 4 steps; a rank moves (2 (L-1) + 1 + (N-2) w) S/L if its node has share w.
 
-    Returns the cost of `all_reduce/hierarchical_weighted` on n ranks; S is the message size in bytes. `nodes` has the
-    ranks of each node (None: one node), and `rates` the bandwidths of the nodes' links, by which shares are chosen.
+    `nodes` has the ranks of each node (None: one node), and `rates` the bandwidths of the nodes' links, by which shares
+    are chosen.
     """
     return all_reduce_across_nodes_cost(n, nodes or Groups((n,)), _name_with_rates(rates))
 
@@ -125,8 +126,8 @@ def hierarchical_weighted_cost(n: int, nodes: Groups | None = None, rates: tuple
 def hierarchical_weighted(rank: IntArray, n: int, nodes: Groups | None = None, rates: tuple[int, ...] = ()) -> Rounds:
     """Plan an all-reduce: owners reduce slices, exchange them between nodes by weighted shares, and store them.
 
-    Returns the rounds for the ranks in the array `rank`, in a group of n ranks. `nodes` has the ranks of each node
-    (None: one node) and `rates` has the rates of the links.
+    `nodes` has the ranks of each node (None: one node), and `rates` the bandwidths of the nodes' links, in any unit;
+    empty for equal links.
     """
     return all_reduce_across_nodes(rank, nodes or Groups((n,)), _name_with_rates(rates))
 

@@ -2,7 +2,8 @@
 
 A benchmark that starts its iterations by a barrier also measures the exit skew of the barrier: the ranks that leave
 early wait in the all-reduce for the ranks that leave late. If each rank starts the all-reduce at the same time of a
-synchronised clock, all ranks enter at the same time, so the difference of the two times is the bias of the barrier.
+synchronised clock, no rank waits for a late one. A barrier's bias is the fraction by which the all-reduce
+takes longer after the barrier than after a common start at a fixed time of the clock.
 """
 
 from __future__ import annotations
@@ -16,15 +17,10 @@ from hpccoll.barrier_suite.round_timer import RoundTimer, choose_window
 
 
 def time_all_reduce_after(timer: RoundTimer, barrier: Callable[[], object], rounds: int) -> list[float] | None:
-    """Time an all-reduce of 8 bytes that starts when `barrier` returns, `rounds` times. Collective.
-
-    Args:
-        timer: has the ranks and the clock.
-        barrier: calls the barrier.
-        rounds: the number of repetitions.
+    """Time `rounds` all-reduces of 8 bytes, each of which starts when a call of `barrier` returns. Collective.
 
     Returns:
-        On rank 0, the seconds of each all-reduce, the maximum over ranks; None on other ranks.
+        On rank 0, the seconds of each all-reduce on its slowest rank; None on other ranks.
     """
     comm, now, one, total = timer.comm, timer.clock.now, np.zeros(1), np.zeros(1)
     times = np.empty(rounds)
@@ -46,10 +42,10 @@ def time_all_reduce_at_start(timer: RoundTimer, rounds: int) -> list[float] | No
 
     Args:
         timer: has the ranks and the clock.
-        rounds: the number of repetitions, at least.
+        rounds: the least number of all-reduces; it is rounded up to whole batches.
 
     Returns:
-        On rank 0, the seconds of each all-reduce, the maximum over ranks; None on other ranks.
+        On rank 0, the seconds of each all-reduce on its slowest rank; None on other ranks.
     """
     one, total = np.zeros(1), np.zeros(1)
     delays = ArrivalPattern.NONE.make_delays(max(rounds // 10, 1), timer.comm.size, 0.0, 0)

@@ -1,7 +1,7 @@
-"""The barriers to compare: hpccoll's plans, the MPI library's own barriers, one-element all-reduces, Gloo and NCCL.
+"""The compared barriers: hpccoll's plans, the MPI library's own barriers, one-element all-reduces, Gloo and NCCL.
 
 An all-reduce of one element is a barrier, too: no rank can have the sum before every rank has contributed. Libraries
-without a barrier of their own, such as NCCL, implement a barrier in this way.
+without a barrier of their own, such as NCCL, implement a barrier by an all-reduce.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _free_nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class BarrierCall:
-    """One barrier to measure, of hpccoll or another library, that is ready to be called."""
+    """One barrier to measure, of hpccoll or another library: functions that run and free it, and its plan, if any."""
 
     engine: str
     algorithm: str
@@ -66,9 +66,9 @@ def prepare_barriers(
     reason for each barrier that cannot run. All ranks get the same barriers and reasons.
 
     Args:
-        comm: the communicator of hpccoll's plans.
-        world: the MPI communicator of the MPI library's barriers.
-        engines: names of engines; hpccoll and mpi are prepared here.
+        comm: the communicator on which hpccoll's barriers run.
+        world: the MPI communicator on which the MPI library's barriers run.
+        engines: names of engines; only `hpccoll` and `mpi` have an effect, because `peers` has the others.
         peers: the other engines (Gloo, NCCL), already started.
         names: names of barriers, as `list_barrier_names` returns them.
     """

@@ -1,4 +1,4 @@
-"""Makes records of kind `barrier` from the times of rounds."""
+"""Makes records of kind `barrier` from the times at which ranks enter and leave barriers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpccoll.plan import Floats
 from hpccoll.records import BarrierKey, BarrierRecord
 from hpccoll.statistics import summarize
 
-MOST_LATE = 0.5  # with more late rounds, the entries were not those of the pattern
+MOST_LATE = 0.5  # if more than this fraction of the rounds are late, the entries were not those of the pattern
 TOLERANCE_S, TOLERANCE = 10e-6, 0.1  # a round is late if a rank enters later than this, or this share of the spread
 
 
@@ -35,10 +35,11 @@ def make_barrier_record(
         key: engine, algorithm, arrival pattern and number of ranks.
         times: the times of all rounds.
         spread_s: the largest planned delay.
+        nodes: the number of nodes.
         clock_error_s: the error of the clock on which the times were read.
-        machine: the name of the machine model of `prediction`.
+        machine: the name of the machine model with which `prediction` was simulated.
         prediction: the simulated times; None without a simulation.
-        even_completion_s: the barrier's median time if all ranks enter together; None for that pattern itself.
+        even_completion_s: the barrier's median time if all ranks enter together; None in the record of pattern `none`.
         all_reduce_s: times of an all-reduce after the barrier; None if they were not measured.
     """
     return BarrierRecord(
@@ -58,9 +59,9 @@ def make_barrier_record(
 
 
 def _summarize_times(times: RoundTimes) -> dict[str, Any]:
-    """Return those fields of a `barrier` record, by name, that follow from the times of rounds alone."""
+    """Return the fields of a `barrier` record that are computed from `times` alone, by the field's name."""
     # Barrier times below zero, which the error of the clock can cause, count as zero; unsafe rounds are counted apart.
-    completion, skew = (_to_us(np.maximum(each, 0.0)) for each in (times.completion, times.exit_skew))
+    completion, skew = (_to_us(np.maximum(seconds, 0.0)) for seconds in (times.completion, times.exit_skew))
     planned = times.planned - times.planned.min(axis=1, keepdims=True)
     return {
         "rounds": times.rounds,
@@ -78,10 +79,11 @@ def _summarize_times(times: RoundTimes) -> dict[str, Any]:
 
 
 def _compute_absorbed(times: RoundTimes, spread_s: float, even_completion_s: float | None) -> float | None:
-    """Return the fraction of the ranks' planned spread that a barrier hides, rounded.
+    """Return the fraction of the ranks' planned spread that a barrier hides, rounded to four decimals.
 
-    The result is None if all ranks enter together (`spread_s` is 0), or ranks entered too late in most rounds.
-    `even_completion_s` is the barrier's median time if all ranks enter together; None for that pattern itself.
+    `even_completion_s` is the barrier's median time if all ranks enter together. The result is None if
+    `even_completion_s` is None, if all ranks enter together (`spread_s` is 0), or if a rank entered too late in most
+    rounds.
     """
     disturbed = _count_late_rounds(times, spread_s) > MOST_LATE * times.rounds
     if even_completion_s is None or not spread_s or disturbed:
@@ -93,7 +95,7 @@ def _compute_absorbed(times: RoundTimes, spread_s: float, even_completion_s: flo
 def _count_late_rounds(times: RoundTimes, spread_s: float) -> int:
     """Return the number of rounds in which a rank entered later than planned by more than the tolerance.
 
-    The tolerance is 10 us, or a tenth of `spread_s`, the largest planned delay, if that is more.
+    The tolerance is 10 us or a tenth of `spread_s` (the largest planned delay), whichever is more.
     """
     return times.count_late_rounds(max(TOLERANCE_S, TOLERANCE * spread_s))
 

@@ -1,4 +1,4 @@
-"""Real load for --noise: a process that keeps the core of this rank busy, so that the rank gets half of its time."""
+"""Real load for --noise: a process that keeps this rank's core busy, so that the rank gets half of the core's time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _END_S = 5.0  # time in which the process ends after SIGTERM
 
 
 class CoreNoise:
-    """Context manager that disturbs this rank: another process keeps its core busy (`hpccoll barrier --noise`).
+    """Context manager that disturbs this rank: another process keeps the rank's core busy (`hpccoll barrier --noise`).
 
-    The thread is pinned to its present core. At the end, the process is terminated and the pinning undone. If `active`
-    is false, nothing is done.
+    The calling thread is pinned to the core on which it runs. At the end, the process is terminated and the pinning
+    undone. If `active` is false, nothing is done.
     """
 
     def __init__(self, active: bool) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
-from hpccoll.records import BarrierRecord, BarrierSummaryRecord
+from hpccoll.records import BarrierCost, BarrierRecord, BarrierSummaryRecord
 from hpccoll.selection.tuning_table import TIE_RATIO
 from hpccoll.units import format_count
 
@@ -20,7 +21,7 @@ _SHARED = "ranks share cores, so times include waits for a core"
 
 @dataclass(frozen=True, slots=True)
 class SuiteTable:
-    """A table that `hpccoll barrier` prints."""
+    """A table that `hpccoll barrier` prints: title, headings, rows of cells, and layout on narrow terminals."""
 
     title: str
     columns: tuple[str, ...]
@@ -30,12 +31,12 @@ class SuiteTable:
 
 
 def format_first_answer(summary: BarrierSummaryRecord) -> str:
-    """Return the line of the output on which rank is late, known before the barriers are compared."""
+    """Return the output line that names the late rank, or states why none is named."""
     return f"who is late?    {_describe_straggler(summary)}"
 
 
 def format_answers(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> list[str]:
-    """Return the lines of the output on the best barrier, on whether barriers are safe, and on doubts about the times.
+    """Return the output lines on the best barriers, on whether barriers are safe, and on reasons to doubt the times.
 
     A barrier is safe if no rank leaves it before the last rank has entered.
     """
@@ -55,7 +56,7 @@ def format_answers(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord])
 
 
 def _describe_straggler(summary: BarrierSummaryRecord) -> str:
-    """Return the late rank with its node and the reason, in words, or why no rank is named."""
+    """Return a phrase that names the late rank with its node and the reason, or states why no rank is named."""
     if summary.straggler is None:
         return summary.reason
     node = summary.lateness[summary.straggler].node
@@ -64,25 +65,20 @@ def _describe_straggler(summary: BarrierSummaryRecord) -> str:
 
 
 def _describe_best(summary: BarrierSummaryRecord) -> str:
-    """Return in words the barriers with the shortest time and with the smallest exit skew, and their values."""
+    """Return a phrase that names the barriers with the shortest time and those with the smallest exit skew."""
     if not summary.barriers:
         return "no barrier was measured without skew"
-    fastest = _list_best(summary, lambda barrier: barrier[1])
-    even = _list_best(summary, lambda barrier: barrier[2])
+    fastest, even = (_list_best(summary, attrgetter(name)) for name in ("completion_us", "exit_skew_us"))
     return f"fastest {fastest} after the last entry; most even {even} between the first exit and the last"
 
 
-def _list_best(summary: BarrierSummaryRecord, get_us: Callable[[tuple[str, float, float]], float]) -> str:
-    """Return the names of the barriers with the least value, and the value, such as `hpccoll/tree (3.2 us)`.
+def _list_best(summary: BarrierSummaryRecord, get_us: Callable[[BarrierCost], float]) -> str:
+    """Return the names of up to three barriers that tie for the least value, and this value: `hpccoll/tree (3.2 us)`.
 
-    `get_us` chooses the value from a barrier's name, median time and median exit skew, in microseconds.
+    `get_us` returns the value of a barrier, its median time or its median exit skew in microseconds.
     """
-    costs = [
-        (f"{barrier.engine}/{barrier.algorithm}", barrier.completion_us, barrier.exit_skew_us)
-        for barrier in summary.barriers
-    ]
-    least = min(map(get_us, costs))
-    best = [barrier[0] for barrier in costs if get_us(barrier) <= TIE_RATIO * least]
+    least = min(map(get_us, summary.barriers))
+    best = [f"{cost.engine}/{cost.algorithm}" for cost in summary.barriers if get_us(cost) <= TIE_RATIO * least]
     return f"{', '.join(best[:3])}{' and others' if len(best) > 3 else ''} ({format_us(least)} us)"
 
 
@@ -104,8 +100,9 @@ def list_tables(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) ->
     patterns = list(dict.fromkeys(row.pattern for row in rows))
     tables = [_make_cost_table(summary, rows)]
     if len(patterns) > 1:
-        tables.append(_make_pattern_table("Time from the last entry to the last exit", rows, patterns, _get_completion))
-        tables.append(_make_pattern_table("Exit skew", rows, patterns, _get_exit_skew))
+        completion, exit_skew = attrgetter("completion_us.p50"), attrgetter("exit_skew_us.p50")
+        tables.append(_make_pattern_table("Time from the last entry to the last exit", rows, patterns, completion))
+        tables.append(_make_pattern_table("Exit skew", rows, patterns, exit_skew))
     if len({row.name for row in rows}) == 1 and summary.ranks <= MAX_RANK_ROWS:
         tables += [_make_rank_table(row) for row in rows]
     if summary.ranks > 1:
@@ -147,22 +144,12 @@ def _make_cost_table(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord
     return SuiteTable(f"{title}8 B{start}", _COST_COLUMNS, tuple(lines), _COST_COLUMNS[1:], drops)
 
 
-def _get_completion(row: BarrierRecord) -> float:
-    """Return the median time from the last entry to the last exit, in microseconds."""
-    return row.completion_us.p50
-
-
-def _get_exit_skew(row: BarrierRecord) -> float:
-    """Return the median time from the first to the last exit, in microseconds."""
-    return row.exit_skew_us.p50
-
-
 def _make_pattern_table(
     title: str, rows: Sequence[BarrierRecord], patterns: Sequence[str], get_us: Callable[[BarrierRecord], float]
 ) -> SuiteTable:
     """Return a table with a line per barrier and a column per arrival pattern.
 
-    `get_us` returns the value to show of one barrier and pattern, in microseconds.
+    `get_us` returns the value that a cell shows, in microseconds, from the record of one barrier and pattern.
     """
     cells = {(row.name, row.pattern): format_us(get_us(row)) for row in rows}
     names = list(dict.fromkeys(row.name for row in rows))

@@ -1,8 +1,8 @@
-"""Draws the picture of `--plot`: per arrival pattern, when each rank entered and left; then cost and skew per barrier.
+"""Draws the picture of `--plot`: when each rank entered and left barriers, and the time and exit skew of each barrier.
 
-In the first part, each barrier and pattern has a panel of ranks over time: a bar from the entry to the exit of each
-rank, a line at the last entry, and a shaded range from the first exit to the last, the exit skew. In the second part,
-bars show the time from the last entry to the last exit, and the exit skew, without skew at the entry.
+In the first part of the picture, each barrier and pattern has a panel with a bar from each rank's entry to its exit, a
+line at the last entry, and a shaded range from the first exit to the last exit (the exit skew). In the second part,
+bars show each barrier's time from the last entry to the last exit, and its exit skew, if all ranks enter together.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def write_picture(rows: Sequence[BarrierRecord], path: str | Path) -> None:
 
 
 def draw_figure(rows: Sequence[BarrierRecord]) -> Figure:
-    """Return a matplotlib figure with a panel per barrier and arrival pattern, and a panel of each barrier's time.
+    """Return a figure with a panel per pattern for each of the MAX_BARRIERS fastest barriers, and one of all barriers.
 
-    `rows` are the measurements, one per barrier and pattern. Writes no file.
+    `rows` are the measurements, one per barrier and arrival pattern. Writes no file.
     """
     # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -60,7 +60,7 @@ def draw_figure(rows: Sequence[BarrierRecord]) -> Figure:
 def _draw_ranks(axes: Axes, row: BarrierRecord, *, is_first: bool) -> None:
     """Draw the times at which each rank enters and leaves a barrier, the last entry and the exit skew (medians).
 
-    `is_first` marks the first panel of a barrier, which has the barrier's name.
+    `is_first` marks the first panel of a barrier, which shows the barrier's name.
     """
     ranks = list(range(row.ranks))
     last = max(row.entry_us)
@@ -75,7 +75,7 @@ def _draw_ranks(axes: Axes, row: BarrierRecord, *, is_first: bool) -> None:
     if is_first:
         axes.set_ylabel("rank", fontsize=8, color=_INK)
     axes.set_yticks(ranks if row.ranks <= 8 else ranks[:: -(-row.ranks // 8)])
-    _format_axes(axes, "x")
+    _format_axes(axes)
 
 
 def _draw_costs(axes: Axes, even: Sequence[BarrierRecord]) -> None:
@@ -94,13 +94,13 @@ def _draw_costs(axes: Axes, even: Sequence[BarrierRecord]) -> None:
     ranks = even[0].ranks if even else 0
     axes.set_title(f"all ranks enter together, {ranks} ranks, medians in us", loc="left", fontsize=9, color=_INK)
     axes.legend(fontsize=7, frameon=False, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncol=3, borderaxespad=0.0)
-    _format_axes(axes, "x")
+    _format_axes(axes)
 
 
-def _format_axes(axes: Axes, direction: str) -> None:
-    """Set grid, ticks and frame of a panel; `direction` is the axis with grid lines, `x` or `y`."""
+def _format_axes(axes: Axes) -> None:
+    """Set grid, ticks and frame of a panel; the grid lines belong to the horizontal axis."""
     axes.tick_params(colors=_INK, labelsize=7)
-    axes.grid(visible=True, axis="x" if direction == "x" else "y", color=_GRID, linewidth=0.6)
+    axes.grid(visible=True, axis="x", color=_GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

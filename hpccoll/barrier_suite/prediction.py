@@ -1,8 +1,8 @@
-"""Predicts the times of a barrier by simulation, with the measured times of entry, on a machine model.
+"""Predicts the times of a barrier by a simulation on a machine model, in which ranks enter at the measured times.
 
 Without a machine model from the user, a model is fitted to the barriers that this run has measured without skew (all
-ranks enter together). Predictions without skew therefore show how well one model explains all barriers. Predictions
-with skew are predictions of times that the fit has not used.
+ranks enter together). Predictions without skew show how well one fitted model explains all barriers. Times with skew
+are not used in the fit, so they test the predictions of the model.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MIN_FITTED = 3  # barriers that a fit needs
 
 @dataclass(frozen=True, slots=True)
 class BarrierPrediction:
-    """The simulated times of a barrier."""
+    """The simulated time of a barrier from the last entry to the last exit, and its exit skew, in seconds."""
 
     completion_s: float  # time from the last rank's entry to the last exit
     exit_skew_s: float  # time from the first rank's exit to the last exit
 
 
 def predict_barrier(plan: Plan, machine: Machine, entered_s: Floats) -> BarrierPrediction:
-    """Return the simulated times of the barrier `plan` on a machine model.
+    """Return the simulated time and exit skew of the barrier `plan` on a machine model.
 
     The ranks enter at the times `entered_s` in seconds, shape (ranks,).
     """

@@ -1,9 +1,9 @@
-"""Times rounds of a barrier on a clock that the ranks share: each rank enters at a planned time and notes its times.
+"""Times rounds of a barrier on a clock that all ranks share; ranks enter at planned times and note entry and exit.
 
 Rank 0 plans the rounds of a batch, one window of time per round, and broadcasts the begin of the first window and the
-length of a window. In each round, a rank waits until its window begins, waits for its delay, enters the barrier, and
-notes the times of entry and exit. If a round takes longer than a window, the next rounds begin late, and ranks enter
-them as soon as they can.
+length of a window. In each round, a rank waits until the round's window begins, waits for its own planned delay, enters
+the barrier, and notes the times of entry and exit. If a round takes longer than a window, the next rounds begin late,
+and ranks enter them as soon as they can.
 
 Ranks with a core of their own wait by reading the clock. Ranks that share cores sleep, because a rank that reads the
 clock keeps another rank from running.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hpccoll.barrier_suite.time_limit import TimeLimit
 
-FIRST_WINDOW_S = 1e-3  # before a barrier has been timed
+FIRST_WINDOW_S = 1e-3  # the window of a barrier that has not been timed before
 LEAD_S, SHARED_LEAD_S = 1e-4, 2e-3  # time from a broadcast to the first window, per doubling of the number of ranks
 SLEEP_MARGIN_S = 3e-4  # a rank that sleeps wakes up this long before its entry
 SLEEP_ABOVE_S, SHARED_SLEEP_ABOVE_S = 1e-2, 4e-4  # longer waits sleep
@@ -59,13 +59,9 @@ class RoundTimer:
         self._lead_s = (SHARED_LEAD_S if shares_cores else LEAD_S) * doublings
 
     def time_batch(
-        self,
-        call: Callable[[], object],
-        delays_s: Floats,
-        window_s: float,
-        extra_s: float = 0.0,
+        self, call: Callable[[], object], delays_s: Floats, window_s: float, extra_s: float = 0.0
     ) -> RoundTimes | None:
-        """Call a barrier once per row of `delays_s`, a round each, and note when ranks enter and leave. Collective.
+        """Call a barrier in one round per row of `delays_s`, and note when ranks enter and leave it. Collective.
 
         Returns the times of all ranks on rank 0, and None on other ranks.
 
@@ -73,7 +69,7 @@ class RoundTimer:
             call: the barrier.
             delays_s: the planned delay of each rank in each round, shape (rounds, ranks).
             window_s: the time from the begin of a round to the begin of the next round; rank 0's value is used.
-            extra_s: a delay of this rank in addition to the planned one, and not part of the plan.
+            extra_s: a further delay of this rank, which the planned times of the result do not include.
         """
         now, rank = self.clock.now, self.comm.rank
         first, window = self.comm.bcast((now() + self._lead_s, window_s) if rank == 0 else None)
@@ -111,10 +107,10 @@ class RoundTimer:
 
 
 def choose_window(times: RoundTimes | None, spread_s: float) -> float:
-    """Return the time in seconds that each round of the next batch should get (its window). Not collective; for rank 0.
+    """Return the window of the next batch: the seconds that each of its rounds should get. Not collective; for rank 0.
 
-    A window is 1.5 times as long as nine of ten rounds of the last batch needed. A round that does not fit into its
-    window delays the next rounds of its batch.
+    The window is 1.5 times the 90th percentile of the times that the last batch's rounds took, plus a margin. A round
+    that does not fit into its window delays the next rounds of its batch.
 
     Args:
         times: the times of the last batch; None before the first batch.

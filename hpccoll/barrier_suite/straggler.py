@@ -1,21 +1,25 @@
 """Names the rank that is late to barriers, from the times of entries and exits of many rounds.
 
-The lateness of a rank in a round is its time of entry after the planned time, so a rank that a pattern makes late is
-not late in this sense. The excess of a rank is the median, over rounds, of its lateness beyond the median lateness of
-the other ranks. The noise of a run is the median, over rounds, of the spread of the ranks' lateness after each rank's
-own median is subtracted, or the error of the clock if that is larger. A constant delay of one rank therefore does not
-increase the noise. Where other programs disturb the ranks, the noise varies tenfold from second to second, so the
-threshold follows from the quieter rounds: it is NOISE_FACTOR times the lower quartile of the spread.
+The lateness of a rank in a round is its time of entry minus the planned time, so a rank that an arrival pattern delays
+on purpose is not late. A rank's lateness differs in each round from the median lateness of the other ranks; the rank's
+excess is the median of this difference over all rounds. For the noise of a run, each rank's own median is subtracted
+from its lateness, so that a constant delay of one rank is no noise. The spread of a round is the largest minus the
+smallest lateness after this subtraction. The noise is the median of the spread over all rounds, but at least the error
+of the clock. Where other programs disturb the ranks, the noise varies tenfold from second to second, so the threshold
+above which a rank is late follows from the quieter rounds: it is NOISE_FACTOR times the lower quartile of the spread,
+but at least NOISE_FACTOR times the error of the clock.
 
-A rank that waits a long time in a barrier is a victim: the late rank waits least. Waits are evidence, but do not
-decide, because some barriers release some ranks later than others. A rank is named in one of two cases:
+A rank that waits a long time in a barrier is not late itself: the late rank waits least. The ranks' waits are reported,
+but do not decide which rank is named, because some barriers release some ranks later than others. A rank is named as
+late in one of two cases:
 
 - always late: the excess is more than the threshold, in most parts of the run, and the rank has the greatest lateness
   in more rounds than chance explains;
-- often late: in most parts of the run, all other ranks have waited for this rank alone during a share of the time, and
-  far longer than for any other rank. A rank that shares its core with another program is late in this way.
+- often late: in most parts of the run, all other ranks have waited for this rank alone during more than the share
+  OFTEN_SHARE of the time, and far longer than for any other rank. A rank that shares its core with another program is
+  often late.
 
-A part is one of PARTS equal stretches of the run. Bursts of noise make a rank late in few parts.
+A part is one of PARTS equal stretches of the run; bursts of noise make a rank late in few parts.
 """
 
 from __future__ import annotations
@@ -30,16 +34,15 @@ from hpccoll.plan import Floats, IntArray
 
 NOISE_FACTOR, NOISE_QUANTILE = 1.5, 0.25
 PARTS, PARTS_NEEDED = 8, 6
-MIN_ROUNDS = 24  # fewer rounds name nobody
-CHANCE = 1e-4  # probability with which a rank is last in so many rounds by chance, for all ranks together
-# A rank is often late if the other ranks waited for it during more than OFTEN_SHARE of the time.
-# Before, OFTEN_RATIO times the time for which the ranks waited for any other rank is subtracted.
+MIN_ROUNDS = 24  # with fewer rounds, no rank is named
+CHANCE = 1e-4  # largest probability that chance makes any of the ranks last in so many rounds
+# A rank is often late if (wait for it alone) - OFTEN_RATIO * (longest wait for another alone) > OFTEN_SHARE * (time).
 OFTEN_SHARE, OFTEN_RATIO = 0.08, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalEvidence:
-    """How late one rank enters barriers, compared with the other ranks. Times are in seconds.
+    """How late one rank enters barriers, and how long it waits in them, compared with the other ranks; in seconds.
 
     The lateness of a rank in a round is the time by which it enters after its planned entry.
     """
@@ -54,7 +57,7 @@ class ArrivalEvidence:
 
 @dataclass(frozen=True, slots=True)
 class StragglerReport:
-    """Which rank of a job enters barriers late, if any, and the evidence for every rank."""
+    """Which rank of a job enters barriers late, if any, the reason in words, and the evidence for every rank."""
 
     straggler: int | None  # the late rank; None if no rank is late
     reason: str  # in words
@@ -65,7 +68,7 @@ class StragglerReport:
 
 
 def find_straggler(times: RoundTimes, resolution_s: float) -> StragglerReport:
-    """Return which rank is late to barriers, if the evidence suffices to name one.
+    """Return a report on the rank that is late to barriers, or on why the evidence does not suffice to name one.
 
     Args:
         times: the times at which ranks entered and left barriers.
@@ -81,10 +84,10 @@ def find_straggler(times: RoundTimes, resolution_s: float) -> StragglerReport:
         return report(None, "one rank waits for nobody")
     if times.rounds < MIN_ROUNDS:
         return report(None, f"{times.rounds} rounds are too few; at least {MIN_ROUNDS} are needed")
-    always = max(evidence, key=lambda each: each.excess_s)
+    always = max(evidence, key=lambda rank: rank.excess_s)
     if _is_always_late(times, always, threshold_s):
         return report(always.rank, _explain_always(always, times.rounds, threshold_s))
-    often = max(evidence, key=lambda each: each.caused_s)
+    often = max(evidence, key=lambda rank: rank.caused_s)
     if _is_often_late(times, often.rank):
         return report(often.rank, _explain_often(often, times))
     return report(None, _explain_nobody(always, threshold_s))
@@ -119,7 +122,7 @@ def compute_spread(lateness: Floats) -> Floats:
 
 
 def find_last(lateness: Floats) -> tuple[IntArray, Floats]:
-    """Return the latest rank of each round, and by how many seconds it was later than the second latest.
+    """Return the rank with the greatest lateness in each round, and by how many seconds it exceeds the second greatest.
 
     `lateness` has shape (rounds, ranks), and the results shape (rounds,). With one rank, the difference is zero.
     """
@@ -185,7 +188,7 @@ def _explain_always(suspect: ArrivalEvidence, rounds: int, threshold_s: float) -
 
 
 def _explain_often(suspect: ArrivalEvidence, times: RoundTimes) -> str:
-    """Return in words why a rank is named for which the others often waited."""
+    """Return in words why `suspect`, for which the other ranks often waited, is named as the straggler."""
     total_s = float(times.exit.max() - times.entry.min())
     return (
         f"rank {suspect.rank} is often late: the others waited for it alone during {suspect.caused_s / total_s:.0%} of "
@@ -196,7 +199,8 @@ def _explain_often(suspect: ArrivalEvidence, times: RoundTimes) -> str:
 def _explain_nobody(suspect: ArrivalEvidence, threshold_s: float) -> str:
     """Return in words why no rank is named as the straggler.
 
-    `suspect` is the rank that was latest in the median, and `threshold_s` the lateness that noise explains, in seconds.
+    `suspect` is the rank that was latest by the median over rounds, and `threshold_s` the lateness that noise explains,
+    in seconds.
     """
     return (
         f"no rank is late beyond noise; rank {suspect.rank} entered {suspect.excess_s * 1e6:.1f} us after the others "

@@ -1,7 +1,7 @@
-"""The rounds from which the straggler report is made: all ranks keep their cores busy, and enter a barrier on time.
+"""Times the rounds that show whether a rank is late: all ranks keep their cores busy, and enter barriers as planned.
 
-A round lasts at least ROUND_S seconds. Until the round begins, a rank with a core of its own reads the clock all the
-time, so a rank that shares its core with another program often enters late, as it would after work of its own.
+A round lasts at least ROUND_S seconds. Until a round begins, each rank keeps its core busy by reading the clock (unless
+ranks share cores), so a rank whose core another program also uses often enters late, as it would after computing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def time_straggler_rounds(
     seed: int,
     extra_s: float = 0.0,
 ) -> RoundTimes | None:
-    """Call a barrier with each arrival pattern in turns, and note when ranks enter and leave. Collective.
+    """Call a barrier with each arrival pattern in turns, and note when ranks enter and leave it. Collective.
 
     Returns the times of all ranks on rank 0, and None on other ranks. The times show whether a rank is late.
 
@@ -40,7 +40,7 @@ def time_straggler_rounds(
         extra_s: a delay of this rank in seconds that is not part of the patterns.
     """
     batch = max(1, -(-rounds // (BATCHES * len(patterns))))
-    # The window does not grow with the noise, because ranks would then sleep in it, and a disturbance would not show.
+    # The window does not grow with the noise, because ranks sleep in a long window, and a disturbance would not show.
     window_s = ROUND_S + 2 * barrier_s + spread_s
     parts: list[RoundTimes] = []
     for turn in range(BATCHES):

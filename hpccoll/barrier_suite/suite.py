@@ -1,10 +1,10 @@
-"""Runs the barrier suite: rounds of work that show late ranks, then all barriers in turns for each arrival pattern.
+"""Runs the barrier suite: first the rounds that show late ranks, then all barriers in turns with each arrival pattern.
 
-A first turn of every barrier finds the fastest barrier, which the rounds that show late ranks use. These rounds come
-first, because users ask for late ranks first. The first arrival pattern is always `none` (all ranks enter together).
-The barrier times of this pattern scale the other patterns: unless the user states a spread, the largest delay of a
-pattern is the barrier's own median time with pattern `none`. Within a pattern, the barriers take turns in a new random
-order, so that a disturbance affects all of them.
+A first turn of every barrier finds the fastest barrier, which the rounds that show late ranks use. The late rank is
+reported first, because users ask for it first. The first arrival pattern is always `none` (all ranks enter together).
+The times with `none` scale the other patterns: unless the user states a spread, the largest delay of a pattern is the
+barrier's own median time with pattern `none`, times `SuiteOptions.scale`. Within a pattern, all barriers take
+turns, each time in a new random order, so that a disturbance affects all of them.
 
 Rank 0 computes the records. All ranks make the same collective calls, because rank 0 broadcasts its decisions.
 """
@@ -39,22 +39,14 @@ ROW_BUDGET_S, FEWEST_ROUNDS = 3.0, 5  # a barrier whose rounds take longer than 
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
-    """Which arrival patterns `hpccoll barrier` measures, and for how many rounds.
+    """Which arrival patterns `hpccoll barrier` measures, and for how many rounds."""
 
-    Args:
-        patterns: the arrival patterns, without `none`, which is always measured.
-        rounds: timed rounds per barrier and pattern.
-        scale: the largest delay of a pattern, as a multiple of the barrier's time if all ranks enter together.
-        spread_s: the largest delay of all patterns in seconds; None to use `scale`.
-        seed: the seed of the patterns and of the order of the barriers.
-        extra_s: a delay of this rank in every round in seconds, in addition to the pattern's (--inject-delay).
-    """
-
-    patterns: tuple[ArrivalPattern, ...]
-    rounds: int
-    scale: float
-    spread_s: float | None
-    seed: int
+    patterns: tuple[ArrivalPattern, ...]  # the arrival patterns, without `none`, which is always measured
+    rounds: int  # timed rounds per barrier and pattern
+    scale: float  # the largest delay of a pattern, as a multiple of the barrier's time if all ranks enter together
+    spread_s: float | None  # the largest delay of all patterns in seconds; None to use `scale`
+    seed: int  # the seed of the patterns and of the order of the barriers
+    # A delay of this rank in every round in seconds, on top of the pattern's delay (--inject-delay)
     extra_s: float = 0.0
 
 
@@ -68,16 +60,11 @@ class _TimedBarrier:
     done: int = 0  # number of measured rounds
     spent_s: float = 0.0  # time that the measurements took
 
-    @property
-    def last_part(self) -> RoundTimes | None:
-        """The times of the last turn (batch of rounds); None before the first turn, and on ranks other than 0."""
-        return self.parts[-1] if self.parts else None
-
 
 class BarrierSuite:
     """Measures several barriers with several arrival patterns, in turns.
 
-    Call `begin`, and then iterate over `run`. Both are collective over the ranks of `timer`.
+    Call `begin`, and then iterate over `run()`; both methods are collective over the ranks of `timer`.
 
     Args:
         timer: times rounds.
@@ -85,9 +72,10 @@ class BarrierSuite:
         options: the arrival patterns and the number of rounds.
         nodes: the number of ranks on each node.
         machine: the machine model of predictions; None to fit one to the barriers that all ranks enter together.
-        clock_error_s: the error of the common clock, within which a round counts as safe.
-        refresh_clock: returns a newly synchronised clock; called before each pattern, collective.
-        measure_clock_error_s: returns the error of the clock now; called after each pattern, collective.
+        clock_error_s: the error of the common clock; an exit too early by at most this time is not counted as unsafe.
+        refresh_clock: returns a newly synchronised clock; called before each pattern, collective; None: keep the clock.
+        measure_clock_error_s: returns the error of the clock now; called after each pattern, collective; None to
+            assume that the error stays `clock_error_s`.
     """
 
     def __init__(
@@ -110,13 +98,14 @@ class BarrierSuite:
         self.on_share: Callable[[float], None] | None = None
         self.on_pattern_end: Callable[[], None] | None = None
         self._finished: tuple[BarrierRecord, ...] = ()
-        self._begun: list[_TimedBarrier] = []  # the barriers, all ranks entering together, after the first turn
+        self._begun: list[_TimedBarrier] = []  # barriers with their first turn, in which all ranks enter together
         self._random = random.Random(options.seed)  # noqa: S311 - the same order on every rank, not a secret
 
     def begin(self, finished: Collection[BarrierRecord] = ()) -> None:
         """Measure a first batch of rounds of every barrier, with all ranks entering together. Collective.
 
-        `finished` are the records of a run that is resumed, the same on all ranks; they are not measured again.
+        `finished` has the records of the run that is resumed, the same on all ranks; their cases are not measured
+        again.
         """
         self._finished = tuple(finished)
         self.records += finished
@@ -128,7 +117,7 @@ class BarrierSuite:
     def run(self) -> Iterator[BarrierRecord | None]:
         """Measure all barriers with all patterns; yield each record on rank 0, and None instead on other ranks.
 
-        Collective: all ranks must take the same number of elements.
+        Collective: all ranks must take the same number of elements from the iterator.
         """
         for pattern in (ArrivalPattern.NONE, *self.options.patterns):
             rows = self._begun
@@ -160,7 +149,7 @@ class BarrierSuite:
             self.timer.clock = self._refresh_clock()
 
     def get_even_record(self, barrier: BarrierCall) -> BarrierRecord | None:
-        """Return a barrier's record with the pattern `none` (all ranks enter together), on rank 0; None without one."""
+        """Return a barrier's record with pattern `none` (all ranks enter together) on rank 0; None if it is missing."""
         key = self._make_key(barrier, ArrivalPattern.NONE)
         return next((record for record in self.records if record.key == key), None)
 
@@ -212,7 +201,8 @@ class BarrierSuite:
                 self.on_share(1 - left / (self.options.rounds * len(rows)))
         if self._measure_clock_error_s is not None:  # a clock that drifted away would make safe rounds look unsafe
             self.clock_error_s = max(self.clock_error_s, self._measure_clock_error_s())
-        after = [self._time_all_reduce(row) if pattern is ArrivalPattern.NONE else None for row in rows]
+        is_even = pattern is ArrivalPattern.NONE
+        after = [time_all_reduce_after(self.timer, row.barrier.call, row.done) if is_even else None for row in rows]
         if self.timer.comm.rank == 0:
             self._fit_machine(rows, pattern)
         for row, times in zip(rows, after, strict=True):
@@ -235,7 +225,7 @@ class BarrierSuite:
             self.timer.time_batch(row.barrier.call, np.zeros((2, comm.size)), 0.0)
         count = min(BATCH, self.options.rounds - row.done) if row.done else min(FEWEST_ROUNDS, self.options.rounds)
         delays = pattern.make_delays(row.done + count, comm.size, row.spread_s, self.options.seed)[row.done :]
-        window = choose_window(row.last_part, row.spread_s)
+        window = choose_window(row.parts[-1] if row.parts else None, row.spread_s)
         times = self.timer.time_batch(row.barrier.call, delays, window, extra_s=self.options.extra_s)
         row.done += count
         row.spent_s += time.perf_counter() - begin
@@ -243,17 +233,13 @@ class BarrierSuite:
             row.parts.append(times)
 
     def _is_done(self, row: _TimedBarrier) -> bool:
-        """Whether a barrier has all its rounds, or has used its time, as rank 0 decides. Collective."""
+        """Whether all rounds of a barrier are measured, or its time is used up; rank 0 decides. Collective."""
         return bool(self.timer.comm.bcast(row.done >= self.options.rounds or row.spent_s > ROW_BUDGET_S))
 
-    def _time_all_reduce(self, row: _TimedBarrier) -> list[float] | None:
-        """Return the seconds of an all-reduce after a barrier, one per measured round, on rank 0. Collective."""
-        return time_all_reduce_after(self.timer, row.barrier.call, row.done)
-
     def _fit_machine(self, rows: Sequence[_TimedBarrier], pattern: ArrivalPattern) -> None:
-        """Fit a machine model for predictions to the times of barriers that all ranks enter together, into `machine`.
+        """Set `machine`, the model for predictions, by a fit to the times of barriers that all ranks enter together.
 
-        Does nothing if there is a model, or for other patterns than `none`. For rank 0.
+        Does nothing if there is a model already, or if the pattern is not `none`. For rank 0.
         """
         if self.machine is not None or pattern is not ArrivalPattern.NONE:
             return
@@ -269,7 +255,7 @@ class BarrierSuite:
     def _make_record(
         self, row: _TimedBarrier, pattern: ArrivalPattern, all_reduce_s: list[float] | None
     ) -> BarrierRecord:
-        """Return the record of a barrier's measurements with one pattern. For rank 0.
+        """Return the record of a barrier's measurements with one pattern of arrivals. For rank 0.
 
         `all_reduce_s` has the times of an all-reduce after the barrier; None if they were not measured.
         """

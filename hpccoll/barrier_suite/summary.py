@@ -38,7 +38,7 @@ def make_summary(
 
     Args:
         rows: the records of all barriers and patterns.
-        report: which rank is late.
+        report: the straggler report, which names the late rank, if any.
         nodes: the name of each rank's node.
         common_start_us: the median time of an all-reduce that all ranks start together; None if it was not measured.
         conditions: the fields of the record that state how the run was made, such as `clock` and `inject_delay`.
@@ -104,9 +104,9 @@ def summarize_ranks(report: StragglerReport, nodes: Sequence[str]) -> tuple[Rank
 
 
 def summarize_nodes(report: StragglerReport, nodes: Sequence[str]) -> tuple[NodeLateness, ...]:
-    """Return how late the ranks of each node are: the rounds in which one was last, and medians over its ranks.
+    """Return, per node, how late its ranks are: the number of rounds in which one of them was last, and two medians.
 
-    `nodes` has the name of each rank's node.
+    The medians are taken over the ranks of the node. `nodes` has the name of each rank's node.
     """
     entries = []
     for node in dict.fromkeys(nodes):
@@ -120,14 +120,14 @@ def summarize_nodes(report: StragglerReport, nodes: Sequence[str]) -> tuple[Node
 
 
 def find_late_node(report: StragglerReport, nodes: Sequence[str]) -> str | None:
-    """Return the node of the late rank if the node has several ranks, and all of them, but no others, are late.
+    """Return the name of the late rank's node if it has several ranks, and all of them, but no others, are late.
 
     The result is None if there is no such node. `nodes` has the name of each rank's node.
     """
     if report.straggler is None:
         return None
     node = nodes[report.straggler]
-    late = {each.rank for each in report.ranks if each.excess_s > report.threshold_s}
+    late = {rank_evidence.rank for rank_evidence in report.ranks if rank_evidence.excess_s > report.threshold_s}
     members = {rank for rank, name in enumerate(nodes) if name == node}
     return node if late == members and len(members) > 1 else None
 

@@ -1,12 +1,13 @@
 """Ends the job when a barrier does not complete in time or a rank stops responding, and names the guilty ranks.
 
-A thread of each rank measures how long the rank has been in a barrier, or between two barriers. When this time exceeds
-the limit, the rank counts as waiting, and its thread sends a message to the threads of all other ranks. A thread that
-receives the message answers it, unless its own rank counts as waiting, too.
+A thread of each rank measures how long the rank has been in a barrier, or between two barriers. When a rank stays in a
+barrier, or between two barriers, for longer than the limit, the rank counts as waiting, and its thread sends a message
+to the threads of all other ranks. A thread that receives such a message answers it, unless its own rank counts as
+waiting, too.
 
-- If a rank waits in a barrier, the barrier counts as hung. The ranks that do not wait are guilty.
-- If ranks wait between two barriers only, another rank may be busy with long work, such as a prediction. The ranks
-  whose threads do not answer are guilty, because their processes are stopped or unreachable.
+- If a rank waits in a barrier, the barrier counts as hung, and the ranks that do not wait are guilty.
+- If ranks wait only between two barriers, the ranks whose threads do not answer are guilty, because their processes are
+  stopped or unreachable. A rank whose thread answers may be busy with long work, such as a prediction.
 
 After a grace period, the lowest rank that still waits prints the waiting ranks and the guilty ranks, and ends the job.
 """
@@ -47,7 +48,7 @@ class TimeLimit:
     A thread of each rank watches the rank. The constructor and `close` are collective over `world`.
 
     Args:
-        world: the ranks that make the calls.
+        world: the communicator of the ranks that call the barriers.
         limit_s: the seconds that a rank may spend in a barrier, or between two barriers.
         fail: ends the job; called with the error message on the lowest rank that exceeds `limit_s`.
     """
@@ -77,8 +78,8 @@ class TimeLimit:
     def close(self) -> None:
         """Stop watching this rank, and receive all messages before the communicator is freed. Collective.
 
-        Open MPI reuses the number of a freed communicator. Open MPI would deliver a late message to the next
-        communicator of this number, whose own messages would then never match.
+        Open MPI reuses the number of a freed communicator, and would deliver a late message to the next communicator
+        with the same number, whose own messages would then never match.
         """
         self._comm.Barrier()  # in this wait, the watching thread still answers messages of other ranks
         self._closed.set()
@@ -90,7 +91,7 @@ class TimeLimit:
         self._comm.Free()
 
     def _watch(self) -> None:
-        """Answer other ranks, and check whether this rank exceeds the limit, until `close` is called; for a thread."""
+        """Answer other ranks, and check whether this rank exceeds the limit, until `close` is called. For a thread."""
         pause = min(self._limit_s / CHECKS_PER_LIMIT, LONGEST_CHECK_S)
         while not self._closed.wait(pause):
             for source in self._receive():
@@ -103,7 +104,7 @@ class TimeLimit:
     def _send(self, number: int, dest: int) -> None:
         """Start to send a message to rank `dest`; keep the request until MPI has sent the message.
 
-        `number`, the message, is the round in which this rank waits, BETWEEN_BARRIERS, or ANSWER (to a message).
+        The message is `number`: the round in which this rank waits, BETWEEN_BARRIERS, or ANSWER.
         """
         self._requests = [request for request in self._requests if not request.test()[0]]
         self._requests.append(self._comm.isend(number, dest))
@@ -127,8 +128,8 @@ class TimeLimit:
         """Ask the other ranks for answers, and return whether the job hangs.
 
         The job hangs if this rank stays in its barrier, or stays between two barriers and a rank does not answer.
-        `phase` is the round in which this rank waits, or BETWEEN_BARRIERS, and its begin. The result is False if this
-        rank leaves the phase before the time for answers is over.
+        `phase` is the round in which this rank waits, or BETWEEN_BARRIERS, and the time at which this phase began. The
+        result is False if this rank leaves the phase before the time for answers is over.
         """
         number, others = phase[0], set(range(self._comm.size)) - {self._comm.rank}
         self._asked_s = time.monotonic()

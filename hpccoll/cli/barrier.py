@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpccoll.cli.machine_options import parse_seconds, resolve_machine
+from hpccoll.cli.machine_options import choose_machine, parse_seconds
 from hpccoll.cli.options import option, take_options
 from hpccoll.cli.output import json_field, print_table, print_text
 from hpccoll.cli.run_output import RunOutput, open_resumed_file, read_resumed_file
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
+from hpccoll.processes import joint_failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ MOST_COMMON_STARTS = 200  # all-reduces that are timed after a common start
 
 @dataclass(frozen=True, slots=True)
 class BarrierOptions:
-    """The values of the options of `hpccoll barrier`; each field is the option that its declaration names."""
+    """The options of `hpccoll barrier`, which this class declares for click and whose values it holds."""
 
     engine: str | None = option(
         "--engine", help="hpccoll, mpi, gloo, nccl, torch-hpccoll, joined by commas; default: the first four."
@@ -83,7 +84,9 @@ class BarrierOptions:
         "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of patterns and turns."
     )
     plot: str | None = option("--plot", metavar="FILE", help="Draw waits and exit skew per pattern (.png .svg .pdf).")
-    json_file: str | None = json_field("Write JSON Lines as rows finish; - for standard output.", appends_with="resume")
+    json_file: str | None = json_field(
+        "Write JSON Lines as rows finish; - for standard output.", all_ranks=True, appends_with="resume"
+    )
     resume: str | None = option(
         "--resume", metavar="FILE", help="Append to a result file; its rows are not measured again."
     )
@@ -106,7 +109,7 @@ def barrier(options: BarrierOptions) -> int:
       mpirun -n 4 hpccoll barrier --inject-delay 2:200 --pattern random --json barrier.jsonl
       mpirun -n 3 hpccoll barrier --engine mpi --algorithm barrier --pattern ascending --spread 2s -n 1
     """  # noqa: D301 - \b is click's, and keeps the lines apart
-    from hpccoll.runtime import job, joint_failure
+    from hpccoll.runtime import job
 
     world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
     from hpccoll.barrier_suite.core_noise import CoreNoise
@@ -181,19 +184,19 @@ def _start_suite(options: BarrierOptions, world: Any, layout: RankLayout) -> Ite
     suite = BarrierSuite(timer, barriers, suite_options, nodes, machine, clock.error_s, *clock_calls)
     suite.refused = [*refused, *missing]
     yield suite, clock
-    # After an error, nothing is closed, because closing is collective and an error on one rank aborts the job.
+    # After an error, engines are not closed, because closing is collective and an error on one rank aborts the job.
     limit.close()
-    for each in barriers:
-        each.free()
+    for barrier_call in barriers:
+        barrier_call.free()
     for peer in started:
         peer.close()
     comm.close()
 
 
 def _check_names(options: BarrierOptions, engines: Sequence[str]) -> set[str]:
-    """Return the names of barriers in --algorithm, an empty set for all; raise UnknownNameError for an unknown one.
+    """Return the set of barriers that --algorithm names (empty: all); raise UnknownNameError for unknown barriers.
 
-    `engines` are the names of --engine. A name that is no engine raises UnknownNameError, too.
+    `engines` are the engines that --engine names. An unknown engine raises UnknownNameError, too.
     """
     from hpccoll import peers
     from hpccoll.barrier_suite.barrier_calls import OWN, list_barrier_names
@@ -210,7 +213,7 @@ def _check_names(options: BarrierOptions, engines: Sequence[str]) -> set[str]:
 
 
 def _make_suite_options(options: BarrierOptions, world: Any) -> SuiteOptions:
-    """Return the patterns, rounds and delays of the measurement as this rank needs them; raise UsageError if wrong."""
+    """Return this rank's settings: patterns, rounds and delays; raise UsageError if an option has a wrong value."""
     from hpccoll.barrier_suite.suite import SuiteOptions
 
     injected = parse_inject_delay(options.inject_delay, world.size)
@@ -230,11 +233,11 @@ def _make_suite_options(options: BarrierOptions, world: Any) -> SuiteOptions:
 def parse_patterns(text: str) -> tuple[ArrivalPattern, ...]:
     """Return the arrival patterns in `text`, the value of --pattern; raise UnknownNameError for an unknown one.
 
-    `text` is `all`, or names joined by commas. The result lacks the pattern `none`, which is always measured.
+    `text` is `all`, or names joined by commas. The result omits `none`, a pattern that is always measured.
     """
     from hpccoll.barrier_suite.arrival_patterns import ArrivalPattern
 
-    names = [each.value for each in ArrivalPattern] if text == ALL else text.split(",")
+    names = [pattern.value for pattern in ArrivalPattern] if text == ALL else text.split(",")
     for name in names:
         if name not in list(ArrivalPattern):
             raise UnknownNameError("pattern", name, [ALL, *ArrivalPattern])
@@ -242,7 +245,7 @@ def parse_patterns(text: str) -> tuple[ArrivalPattern, ...]:
 
 
 def parse_inject_delay(text: str | None, ranks: int) -> InjectedDelay | None:
-    """Return the rank and the microseconds in `text`, the value RANK:US of --inject-delay; None if `text` is None.
+    """Return the value RANK:US of --inject-delay, `text`, as an `InjectedDelay`; None if `text` is None.
 
     Raises UsageError for another format, or if the job's number of ranks, `ranks`, is not larger than RANK.
     """
@@ -260,12 +263,10 @@ def parse_inject_delay(text: str | None, ranks: int) -> InjectedDelay | None:
 
 
 def _choose_machine(options: BarrierOptions, layout: RankLayout) -> Machine | None:
-    """Return the machine model that --machine names, with this job's ranks per node; None to fit one to the times."""
+    """Return the machine model of --machine for this job; None without --machine (a model is fitted later)."""
     if options.machine is None:
         return None
-    no_costs = {"alpha": None, "beta": None, "gamma": None}
-    chosen = resolve_machine([layout.ranks], {"machine": options.machine, "nodes": layout.nodes, **no_costs}, [])
-    return chosen.for_ranks(layout.ranks)
+    return choose_machine(options.machine, layout.nodes).for_ranks(layout.ranks)
 
 
 def _find_straggler(suite: BarrierSuite, clock: JobClock) -> StragglerReport | None:
@@ -294,11 +295,11 @@ def _summarize(
     report: StragglerReport | None,
     common_start_us: float | None,
 ) -> BarrierSummaryRecord | None:
-    """Measure the error of the common clock again; return the summary record on rank 0, None elsewhere. Collective.
+    """Measure the final error of the common clock; return the summary record on rank 0, None elsewhere. Collective.
 
     Args:
         report: the result of `_find_straggler`, None on all ranks but 0.
-        common_start_us: the result of `_time_common_start`; None while it has not been measured.
+        common_start_us: the result of `_time_common_start`; None if `_time_common_start` has not run.
     """
     from hpccoll.barrier_suite.summary import make_summary, name_nodes
 
@@ -337,11 +338,11 @@ class _BarrierOutput(RunOutput):
             click.echo(f"# not measured: {reason}", err=True)
 
     def add(self, record: BarrierRecord) -> None:
-        """Write the record of one barrier under one arrival pattern to the file of --json, and advance the progress."""
+        """Write the record of one barrier under one arrival pattern to the file of --json, and advance the bar."""
         self.write(record, f"{record.name} {record.pattern}")
 
     def show_first_answer(self, summary: BarrierSummaryRecord) -> None:
-        """Print which rank is late, from a summary made before barriers are timed; then show the progress of timing."""
+        """Print which rank is late, which is known before barriers are timed; then show the progress of the timing."""
         from hpccoll.barrier_suite.display import format_first_answer
         from hpccoll.measure.time_left import Block, TimeLeft
 
@@ -365,7 +366,7 @@ class _BarrierOutput(RunOutput):
 
 
 def print_results(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) -> None:
-    """Print the conclusions of a run, then a table of its rows; the rank that is late has been printed before."""
+    """Print the conclusions of a run of `hpccoll barrier`, except the late rank, then tables of its barriers."""
     from hpccoll.barrier_suite.display import format_answers, list_tables
 
     for line in format_answers(summary, rows):
@@ -377,11 +378,11 @@ def print_results(summary: BarrierSummaryRecord, rows: Sequence[BarrierRecord]) 
 
 
 def _read_finished(path: str | None, run: Mapping[str, Any]) -> list[BarrierRecord]:
-    """Return the barrier records in the result file of --resume that this run need not measure again.
+    """Return the records in the result file of --resume, whose barriers this run need not measure again.
 
     Args:
-        path: the value of --resume; the result is empty if it is None or the file does not exist.
-        run: this run's record of kind `run`. Only records of runs with equal hosts, versions and ranks count.
+        path: the value of --resume; the result is empty if `path` is None or the file does not exist.
+        run: this run's record of kind `run`. Records of other hosts, versions or numbers of ranks are left out.
     """
     from hpccoll.records import BarrierRecord
 

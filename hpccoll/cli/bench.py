@@ -14,11 +14,12 @@ from hpccoll.cli.bench_output import BenchOutput
 from hpccoll.cli.completion import complete_operations
 from hpccoll.cli.network_options import NETWORK_KINDS, load_network
 from hpccoll.cli.options import Decorator, argument, declare, option, option_group, take_options
-from hpccoll.cli.output import STDOUT, json_field
+from hpccoll.cli.output import STDOUT, json_field, read_given_options
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.cli.start_options import StartOptions, make_starter
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Operation
+from hpccoll.processes import joint_failure
 from hpccoll.units import list_message_sizes
 
 if TYPE_CHECKING:
@@ -33,20 +34,25 @@ STOPPED = 130  # exit status of a run that --stop-file ended early, as after an 
 TIGHT = 0.025  # a case ends when half its interval's width is at most this fraction of the median
 FEWEST, MOST = 7, 2000  # iterations per case; the 95 % interval of a ratio needs 7
 # The budgets in seconds for the whole run, and for each operation and size.
-# Large messages may exceed a budget, because every row has a minimum of iterations.
+# Large messages may exceed a budget, because each case runs a least number of iterations.
 WHOLE_BUDGET_S, SIZE_BUDGET_S = 45.0, 10.0
 PLACES = {"in": (True,), "out": (False,), "both": (False, True)}
 DEFAULT_PLACE = "in"
-# Operations whose message size is that of a rank's block in the OSU benchmarks.
+# Operations for which the OSU benchmarks state the size of one rank's block as the message size.
 BLOCK_OPERATIONS = Operation.ALL_GATHER, Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL
 
+# The options that the commands to run next repeat: all but those of files, of data and of the form of the output.
+REPEATED = (
+    *("min_bytes", "max_bytes", "message_size", "factor", "dtype", "redop", "root", "iterations", "budget", "engine"),
+    *("algorithm", "full", "buffer", "place", "machine", "start", "clock", "window_us"),
+)
 SIZE_HELP = "Largest message: a rank's array; all n blocks together where there is a block per rank, as in all_gather."
 
 
 def _add_place_options(name: str) -> Decorator:
     """Return a decorator that adds --in-place, --out-of-place and --both to a click command.
 
-    The command gets `in`, `out`, `both`, or None without any of them, as its parameter `name`.
+    The command's parameter `name` is `in`, `out` or `both`, or None if none of these options is given.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +70,7 @@ def _add_place_options(name: str) -> Decorator:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The values of the arguments and options of `hpccoll bench`; each field is what its declaration names."""
+    """Arguments and options of `hpccoll bench`, which this class declares for click and whose values it holds."""
 
     operations: tuple[str, ...] = argument(metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
     min_bytes: str | None = option(
@@ -115,7 +121,9 @@ class BenchOptions:
         "--plot", metavar="FILE", help="Plot latency and bus bandwidth against size (.png .svg .pdf)."
     )
     csv: str | None = option("--csv", metavar="FILE", help="Write the table as CSV, one line per row.")
-    json_file: str | None = json_field("Write JSON Lines as rows finish; - for standard output.", appends_with="resume")
+    json_file: str | None = json_field(
+        "Write JSON Lines as rows finish; - for standard output.", all_ranks=True, appends_with="resume"
+    )
     resume: str | None = option(
         "--resume", metavar="FILE", help="Append to a result file; its rows are not measured again."
     )
@@ -125,7 +133,7 @@ class BenchOptions:
     stop_file: str | None = option(
         "--stop-file", metavar="FILE", help="Stop after the current row once this file exists (exit status 130)."
     )
-    starting: StartOptions = option_group(StartOptions)  # noqa: RUF009 - returns a field, as `option` does
+    starting: StartOptions = option_group(StartOptions)
     blocks: int = 1  # message size divided by the sizes of --message-size: the number of ranks if these are of blocks
 
     @property
@@ -134,7 +142,7 @@ class BenchOptions:
         return [self.blocks * size for size in list_message_sizes(self.min_bytes, self.max_bytes, self.factor)]
 
     def take_message_size(self, ranks: int) -> BenchOptions:
-        """Return the options with the sizes of --message-size in place of those of -b and -e, if it is given.
+        """Return the options; if --message-size is given, its sizes replace those of -b and -e.
 
         Args:
             ranks: the number of ranks of the job, by which the size of a block is multiplied.
@@ -156,7 +164,7 @@ class BenchOptions:
 
     @property
     def algorithms(self) -> list[str]:
-        """The names of algorithms to measure: those of --algorithm, or else `auto` and the default choice."""
+        """The algorithms that --algorithm names; by default `auto` and either all (--full) or the likely fastest."""
         from hpccoll.measure.contenders import AUTO
         from hpccoll.measure.session import ALL, SHORTLIST
 
@@ -193,7 +201,7 @@ def bench(options: BenchOptions) -> int:
 
 def _run(options: BenchOptions) -> int:
     """Run the benchmark on all ranks, with output by rank 0; return the command's exit status. Collective."""
-    from hpccoll.runtime import job, joint_failure
+    from hpccoll.runtime import job
 
     world = job.get_world()  # before options are checked, so that a job by the wrong launcher is reported as such
     from hpccoll.measure.core_share import find_core_share
@@ -228,14 +236,38 @@ def _run(options: BenchOptions) -> int:
                 barrier_reason=starter.barrier_reason,
                 unavailable=missing, stopped=stopped, limit=limit, network=network,
             )  # fmt: skip
-            outputs.write_summary(peak_bytes, starter.sync_s, stopped=stopped)
+        _end_output(world, outputs, stack, peak_bytes, starter.sync_s, stopped=stopped)
     return 1 if wrong else STOPPED if stopped else 0
+
+
+def _end_output(
+    world: Any, outputs: BenchOutput | None, stack: ExitStack, peak_bytes: int, sync_s: float, *, stopped: bool
+) -> None:
+    """Write the summary record, print the verdict, then write the files of --csv and --plot. Collective over `world`.
+
+    If a file cannot be written, all ranks raise UsageError. `outputs` is None on all ranks but 0; to close `stack`
+    prints the verdict. The other arguments are those of `BenchOutput.write_summary`.
+    """
+
+    def write_summary() -> None:
+        """Write the summary record, on rank 0."""
+        if outputs is not None:
+            outputs.write_summary(peak_bytes, sync_s, stopped=stopped)
+
+    def write_files() -> None:
+        """Write the files of --csv and --plot, on rank 0."""
+        if outputs is not None:
+            outputs.write_files()
+
+    joint_failure.run_on_first_rank(world, write_summary)
+    stack.close()
+    joint_failure.run_on_first_rank(world, write_files)
 
 
 def _run_cases(
     options: BenchOptions, world: Any, sessions: Sequence[BenchmarkSession], outputs: BenchOutput | None
 ) -> tuple[int, bool]:
-    """Measure all cases that the file of --resume lacks; rank 0 writes the records to `outputs`, None elsewhere.
+    """Measure all cases that the file of --resume lacks; rank 0 writes records to `outputs` (None on other ranks).
 
     Returns the number of wrong elements, and whether --stop-file ended the run. Collective over `world`.
     """
@@ -263,9 +295,9 @@ def _run_cases(
 
 
 def _measure_limit(options: BenchOptions, need: MemoryNeed, world: Any, layout: RankLayout) -> HardwareLimit | None:
-    """Measure how fast the ranks copy host memory, or send between nodes; collective, takes about 0.1 s.
+    """Return the measured speed of copies of host memory or, on several nodes, of messages; collective, takes 0.1 s.
 
-    Returns None, unmeasured, for one rank, for GPU buffers, or if the largest message has no bytes.
+    For one rank, for GPU buffers, or if the largest message has no bytes, nothing is measured and the result is None.
     """
     from hpccoll.measure.hardware_limit import measure_hardware_limit
 
@@ -275,9 +307,10 @@ def _measure_limit(options: BenchOptions, need: MemoryNeed, world: Any, layout: 
 
 
 def _load_network(options: BenchOptions, layout: RankLayout) -> Network | None:
-    """Return the network with whose optimum times are compared: that of --machine, or of this job's nodes.
+    """Return the network that bounds the measured times from below: the one of --machine, or of this job's nodes.
 
-    The job's network comes from link rates that `hpccoll preflight --save` stored; None if they are not stored.
+    The network of the job's nodes is made of the link rates that `hpccoll preflight --save` stored; the result is None
+    if no rates are stored.
     """
     if options.machine is not None:
         return load_network(options.machine, layout.ranks, layout.nodes)
@@ -292,7 +325,7 @@ def _load_network(options: BenchOptions, layout: RankLayout) -> Network | None:
 
 
 def _describe_conditions(options: BenchOptions, layout: RankLayout) -> RunConditions:
-    """Return what is known before the run about the reliability of its times: cores, MPI library, result file."""
+    """Return the conditions of the run (cores, MPI library, result file), which the verdict on the times names."""
     from hpccoll.measure.verdict.trust import RunConditions
     from hpccoll.runtime import job
 
@@ -302,6 +335,7 @@ def _describe_conditions(options: BenchOptions, layout: RankLayout) -> RunCondit
         has_report=not options.report_hint,
         mpi_library=job.get_mpi_library(),
         results=options.resume or (options.json_file if options.json_file != STDOUT else None),
+        options=read_given_options(*REPEATED),
     )
 
 
@@ -317,12 +351,12 @@ def _make_configs(options: BenchOptions, sizes: tuple[int, ...], nodes: int) -> 
     from hpccoll.algorithms import list_algorithm_names
     from hpccoll.algorithms.loader import load_and_prove
     from hpccoll.algorithms.registry import RATES_MARK
+    from hpccoll.arrays import Reduction, get_dtype
     from hpccoll.measure.contenders import AUTO
     from hpccoll.measure.interleaved import TimingOptions
     from hpccoll.measure.session import ALL, SHORTLIST, BenchmarkConfig
     from hpccoll.measure.stopping import StoppingRule
     from hpccoll.runtime import job
-    from hpccoll.runtime.arrays import Reduction, get_dtype
     from hpccoll.selection import MPI_LIBRARY, BufferKind
 
     operations = tuple(Operation.from_name(name) for name in options.operations or ("all_reduce",))
@@ -341,7 +375,7 @@ def _make_configs(options: BenchOptions, sizes: tuple[int, ...], nodes: int) -> 
     redop = Reduction.parse(options.redop).name
     what = sizes, get_dtype(options.dtype), redop, options.root, options.places, algorithms
     first = BenchmarkConfig(operations, *what, buffers[0], nodes, timing)
-    with_data = tuple(each for each in operations if each is not Operation.BARRIER)
+    with_data = tuple(operation for operation in operations if operation is not Operation.BARRIER)
     return [first, *(replace(first, operations=with_data, buffer=name) for name in buffers[1:] if with_data)]
 
 
@@ -368,7 +402,7 @@ def _start_sessions(
         if name not in (OWN, *peers.ENGINE_NAMES):
             raise UnknownNameError("engine", name, [OWN, *peers.ENGINE_NAMES])
     comm = Communicator(world)
-    modules = [make_buffer_module(each.buffer, comm, each.max_buffer_bytes(world.size)) for each in configs]
+    modules = [make_buffer_module(config.buffer, comm, config.max_buffer_bytes(world.size)) for config in configs]
     names = [name for name in requested if name != OWN]
     started, missing = peers.start_engines(world, names, requires_all=bool(options.engine))
     sessions = [
@@ -376,7 +410,7 @@ def _start_sessions(
         for config, module in zip(configs, modules, strict=True)
     ]
     if options.budget is None:
-        count = sum(len(each.operations) * len(each.sizes) for each in configs)
+        count = sum(len(config.operations) * len(config.sizes) for config in configs)
         share_budget(sessions, min(WHOLE_BUDGET_S, SIZE_BUDGET_S * count))
     yield sessions, tuple(missing)
     # After an error, engines are not closed, because closing is collective and an error on one rank aborts the job.

@@ -11,30 +11,33 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.cli.run_output import RunOutput, open_resumed_file, read_resumed_file
+from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.hardware_limit import set_bound
+from hpccoll.plan import Operation
 from hpccoll.records import BenchSummaryRecord, CaseKey, CollectiveRecord
 from hpccoll.text_table import find_output_width
-from hpccoll.units import format_count, format_size
+from hpccoll.units import format_count, format_list, format_size
 
 if TYPE_CHECKING:
     from hpccoll.cli.bench import BenchOptions
     from hpccoll.measure.hardware_limit import HardwareLimit
     from hpccoll.measure.memory_need import MemoryNeed
-    from hpccoll.measure.session import BenchmarkSession
+    from hpccoll.measure.session import BenchmarkConfig, BenchmarkSession
     from hpccoll.measure.time_left import TimeLeft
     from hpccoll.synthesis import Network
 
+MOST_ROUNDED = 3  # sizes that are named if they are rounded
 TIMES_LIMIT = 6  # a rough mean of all implementations, with resetting and checking the buffers, for a first guess
 WIDTH = 120  # of rows and verdict where the terminal's width is unknown
 
 
 def _read_finished(path: str | None, run: dict[str, Any]) -> list[CollectiveRecord]:
-    """Return the collective records in the file of --resume, whose cases this run need not measure again.
+    """Return the records of collectives in the file of --resume, whose cases this run need not measure again.
 
     Records of other hosts, ranks, devices or versions are left out, and their number is printed to standard error.
 
     Args:
-        path: the value of --resume; the result is empty if it is None or the file does not exist.
+        path: the value of --resume; the result is empty if `path` is None or the file does not exist.
         run: this run's record of kind `run`.
     """
     resumed = read_resumed_file(path, run)
@@ -51,7 +54,7 @@ def _read_finished(path: str | None, run: dict[str, Any]) -> list[CollectiveReco
 
 
 def print_memory_need(need: MemoryNeed) -> None:
-    """Print to standard error the host memory that the largest message needs, and the sizes that would need too much.
+    """Print to standard error the host memory that the largest message needs, and the message sizes that need too much.
 
     Call this function on rank 0 only. Nothing is printed if all buffers are in GPU memory.
     """
@@ -60,6 +63,23 @@ def print_memory_need(need: MemoryNeed) -> None:
     click.echo(f"# {need.describe()}", err=True)
     if need.left_out:
         click.echo(f"# left out: {need.explain_left_out()}", err=True)
+
+
+def print_rounded_sizes(config: BenchmarkConfig, ranks: int) -> None:
+    """Print to standard error which sizes of the user differ from those that are measured, and why, on rank 0.
+
+    A message has a whole number of elements, and of equal blocks in operations with a block per rank.
+    """
+    rounded = []
+    for operation in config.operations:
+        for size in config.sizes if operation is not Operation.BARRIER else ():
+            count = compute_count(operation, size, config.dtype.itemsize, ranks)
+            measured = compute_message_bytes(operation, count, config.dtype.itemsize, ranks)
+            if measured != size:
+                rounded.append(f"{operation.value} {size} B to {measured} B")
+    if rounded:
+        reason = f"to whole elements of {config.dtype.name} ({config.dtype.itemsize} B) and blocks of equal size"
+        click.echo(f"# sizes rounded {reason}: {format_list(rounded, MOST_ROUNDED)}", err=True)
 
 
 class BenchOutput(RunOutput):
@@ -95,13 +115,15 @@ class BenchOutput(RunOutput):
         stack.callback(self.finish)  # so that an exception does not prevent it
         self._time_left = self._estimate_time(limit)
         print_memory_need(need)
+        print_rounded_sizes(sessions[0].config, sessions[0].world.size)
         self._open_text(stack)
 
     def _open_text(self, stack: ExitStack) -> None:
         """Choose the stream and the form of the output for people.
 
-        Rows are printed as they finish or, with --full or `--algorithm all` and room for its columns, as one table at
-        the end. Before such a table, or in a log without a terminal, progress is shown until `stack` is closed.
+        Rows are printed as they finish. With --full or `--algorithm all`, all rows are printed as one table at the end,
+        if lines are wide enough. If a table follows at the end, or without a terminal, progress is shown until `stack`
+        is closed.
         """
         from hpccoll.measure.display.result_rows import ResultRows
         from hpccoll.measure.display.table import FULL_WIDTH
@@ -116,14 +138,14 @@ class BenchOutput(RunOutput):
         self._rows = ResultRows(
             *(self._stream, width or WIDTH, sorted(names)), memory=len(self.sessions) > 1, place=len(places) > 1
         )
-        # Rows are printed as they finish, but without a terminal, a log should state the time left as well.
+        # Rows are printed as they finish, but a log (no terminal) should also state the time left.
         has_terminal = find_output_width(self._stream, {}) is not None
         if self._full or not (has_terminal or aside):
             self.show_progress(stack, "rows", self._count_left())
         self._width = width
 
     def _estimate_time(self, limit: HardwareLimit | None) -> TimeLeft:
-        """Return the estimate of the time until all cases are measured, from the measured speed `limit` if known."""
+        """Return an object that estimates the time left, at first from the measured speed `limit` unless it is None."""
         from hpccoll.measure.session import list_blocks
         from hpccoll.measure.time_left import RowLimits, TimeLeft
 
@@ -139,7 +161,7 @@ class BenchOutput(RunOutput):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the file of --stop-file exists while cases are left to measure; other ranks may see it later."""
+        """Whether cases are left to measure and the file of --stop-file exists, which other ranks may see later."""
         return super().should_stop and self._count_left() > 0
 
     def _count_left(self) -> int:
@@ -156,7 +178,7 @@ class BenchOutput(RunOutput):
         self._block.append(record)
 
     def end_size(self) -> None:
-        """Note that all cases of a message size are measured; print their rows, unless a table follows at the end."""
+        """Print the rows of a message size after its last measurement, unless a table of all rows follows later."""
         from hpccoll.measure.time_left import Iterations
 
         if not self._full:
@@ -170,7 +192,7 @@ class BenchOutput(RunOutput):
 
         Args:
             peak_bytes: the largest resident memory of a rank.
-            sync_s: the seconds in which clocks were synchronized.
+            sync_s: the time spent on synchronizing clocks, in seconds.
             stopped: whether --stop-file ended the run.
         """
         import psutil
@@ -188,10 +210,8 @@ class BenchOutput(RunOutput):
         self.write(summary)
 
     def finish(self) -> None:
-        """Print the verdict, and the engines and algorithms that could not run; write the CSV file and the plot."""
-        from hpccoll.measure.display import plot
+        """Print the verdict, and the engines and algorithms that could not run."""
         from hpccoll.measure.display.table import format_plain_table
-        from hpccoll.measure.results import csv_file
         from hpccoll.measure.results.measured_case import list_table_cases
         from hpccoll.measure.verdict.text import format_footer, format_verdict
 
@@ -205,8 +225,14 @@ class BenchOutput(RunOutput):
         print(format_footer(cases), file=self._stream)
         for reason in dict.fromkeys(reason for session in self.sessions for reason in session.refused):
             click.echo(f"# left out: {reason}", err=True)
+        print(f"\n{format_verdict(cases, self.conditions, self._width)}", file=self._stream, flush=True)
+
+    def write_files(self) -> None:
+        """Write the files of --csv and --plot; raise UsageError if one cannot be written."""
+        from hpccoll.measure.display import plot
+        from hpccoll.measure.results import csv_file
+
         if self.options.csv:
             csv_file.write_csv(self.records, self.options.csv)
         if self.options.plot and self.records:
             plot.write_plot(self.records, self.options.plot)
-        print(f"\n{format_verdict(cases, self.conditions, self._width)}", file=self._stream, flush=True)

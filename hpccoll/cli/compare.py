@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpccoll.cli.options import argument, declare, option, take_options
-from hpccoll.cli.output import STDOUT, is_printing_rank, json_option
+from hpccoll.cli.options import argument, option, take_options
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_field
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import HpccollError, UsageError
@@ -29,7 +29,7 @@ CONTROLS = (AUTO_CONTROL, "mpi", "rows", "none")
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """The values of the arguments and options of `hpccoll compare`; each field is what its declaration names."""
+    """Arguments and options of `hpccoll compare`, which this class declares for click and whose values it holds."""
 
     a: str | None = argument(metavar="[A]", required=False)
     b: str | None = argument(metavar="[B]", required=False)
@@ -68,16 +68,16 @@ class CompareOptions:
         help="Rows whose common change is removed as drift.",
     )
     rows: bool = option("--rows", is_flag=True, help="Print all rows, also of long comparisons.")
-    json_file: str | None = declare(lambda _: json_option("Write JSON Lines; - for standard output."))
+    json_file: str | None = json_field("Write JSON Lines; - for standard output.")
 
     @property
     def allowed_slowdown(self) -> float:
-        """The slowdown of B that is no regression, as a fraction: 0.05 for `--tolerance 5%`."""
+        """The largest slowdown of B that counts as no regression, as a fraction: 0.05 for `--tolerance 5%`."""
         return parse_tolerance(self.tolerance)
 
     @property
     def chosen_control(self) -> Control | None:
-        """The rows of --control, whose common change is removed from all ratios; None to choose by the results."""
+        """The rows (--control) whose common change of speed is removed from all ratios; None if the results decide."""
         from hpccoll.compare.drift import Control
 
         return None if self.control == AUTO_CONTROL else Control(self.control)
@@ -123,7 +123,8 @@ def parse_tolerance(text: str) -> float:
 def _run(options: CompareOptions) -> int:
     """Compare two sets of results, check the guidelines in one, or run two commands in turns; return the exit status.
 
-    The options decide which of the three is done; contradictory ones raise UsageError.
+    The options decide whether results are compared, guidelines are checked, or commands are run; contradictory options
+    raise UsageError.
     """
     options.allowed_slowdown  # noqa: B018 - raises UsageError before anything runs
     commands = options.run is not None or options.against is not None
@@ -154,7 +155,7 @@ def _compare(
     """Compare the results `a` (baseline) and `b`, print the differences and write the records; return the exit status.
 
     Args:
-        paired: whether the k-th runs of both sides were measured one after the other.
+        paired: whether A and B were measured in turns: the first runs of both, then the second runs, and so on.
         stop: for the summary record: whether the runs were completed, interrupted, or ended by an error.
     """
     from hpccoll.cli.compare_tables import print_comparison
@@ -200,7 +201,7 @@ def _check_guidelines(options: CompareOptions, path: str) -> int:
 
 
 def _compare_commands(options: CompareOptions) -> int:
-    """Run the commands of --run and --against in turns and compare their results; return the exit status.
+    """Run the commands of --run and --against in turns, print and record the comparison; return the exit status.
 
     After an interrupt or an error, the rounds in which both commands have finished are compared.
     """
@@ -224,11 +225,11 @@ def _compare_commands(options: CompareOptions) -> int:
 
 
 def _compare_finished(options: CompareOptions, rounds: RoundOptions, stop: StopCause) -> int:
-    """Compare the results of the rounds that both commands have finished; return the exit status.
+    """Compare the rounds that both commands have finished, print and record the result; return the exit status.
 
     Args:
-        stop: whether the rounds were completed, interrupted, or ended by an error. If the last two happened before
-            each command had finished once, nothing is compared, and the result is 0.
+        stop: whether the rounds were completed, interrupted, or ended by an error. After an interrupt or an error
+            before each command has finished once, nothing is compared, and the exit status is 0.
     """
     from hpccoll.compare.measured_runs import read_side
     from hpccoll.compare.rounds import list_finished_pairs

@@ -12,7 +12,7 @@ from hpccoll.cli.output import print_table, print_text
 from hpccoll.compare.drift import Control
 from hpccoll.compare.evidence import DEFAULT_CHANGE
 from hpccoll.records import GuidelineVerdict, Verdict
-from hpccoll.units import format_count, format_size
+from hpccoll.units import format_count, format_list, format_size
 
 if TYPE_CHECKING:
     from hpccoll.compare.results import Comparison
@@ -24,7 +24,7 @@ TIMES = ("B / A", "interval", "B slower in", "verdict")
 
 
 def print_comparison(comparison: Comparison, *, all_rows: bool) -> None:
-    """Print the ratios of times B / A per operation and per row, the circumstances, and the verdict.
+    """Print the ratios of times B / A per operation and per row, then lines about the runs, and the verdict.
 
     A comparison of more than MAX_ROWS rows shows only those that differ, unless `all_rows` is set.
     """
@@ -77,16 +77,17 @@ def print_guidelines(checked: Sequence[GuidelineRecord], *, all_rows: bool) -> N
 
 
 def _format_times(times: ComparedOperationRecord | ComparedRowRecord, rounds: int | None) -> list[str]:
-    """Return the table cells of ratio, interval and verdict, and of the rounds in which B was slower.
+    """Return table cells with the ratio, its interval, the number of rounds in which B was slower, and the verdict.
 
-    `rounds` is the number of rounds in which A and B ran in turns; None leaves that cell out.
+    `rounds` is the number of rounds in which A and B ran in turns; None leaves out the number of rounds in which B was
+    slower.
     """
     slower = [] if rounds is None else [f"{times.slower_rounds} of {rounds}"]
     return [f"{times.ratio:.3f}x", f"[{times.ratio_low:.4g},{times.ratio_high:.4g}]", *slower, times.verdict.value]
 
 
 def _format_row(row: ComparedRowRecord, rounds: int | None) -> list[str]:
-    """Return the table cells of a compared row; `rounds` as in `_format_times`."""
+    """Return the table cells of a compared row; `rounds` is how often A and B ran in turns, None if they did not."""
     return [
         format_size(row.nbytes),
         _format_contender(row),
@@ -98,7 +99,7 @@ def _format_row(row: ComparedRowRecord, rounds: int | None) -> list[str]:
 
 
 def _format_contender(row: ComparedRowRecord | GuidelineRecord) -> str:
-    """Return `ENGINE/ALGORITHM` of a row; a kind of buffer other than host, and ` (out)` for out of place, follow."""
+    """Return `ENGINE/ALGORITHM` of a row, then its kind of buffer unless it is host, then `(out)` if out of place."""
     name = f"{row.engine}/{row.algorithm}" if row.algorithm else row.engine
     return name + ("" if row.buffer == "host" else f" {row.buffer}") + ("" if row.in_place else " (out)")
 
@@ -117,22 +118,24 @@ def _format_guideline(checked: GuidelineRecord) -> list[str]:
 
 
 def _describe_circumstances(comparison: Comparison) -> list[str]:
-    """Return lines of text: numbers of runs, differences of the machines, rows that only A or B has, drift, noise."""
+    """Return lines of text on the compared runs: their number, differences, disturbances, drift and noise."""
     runs = [format_count(count, "run") for count in comparison.runs]
     counts = f"{format_count(len(comparison.rows), 'row')} compared"
     lines = [f"runs:    A {runs[0]}, B {runs[1]}{' in turns' if comparison.paired else ''}; {counts}"]
     lines += [f"differ:  {difference}" for difference in comparison.differences]
     for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
         if names:
-            lines.append(f"only {side}:  {format_count(len(names), 'row')}: {_join_names(names)}")
+            lines.append(f"only {side}:  {format_count(len(names), 'row')}: {format_list(names, MAX_NAMES)}")
     if comparison.wrong:
-        lines.append(f"wrong:   not compared: {_join_names(comparison.wrong)}")
+        lines.append(f"wrong:   not compared: {format_list(comparison.wrong, MAX_NAMES)}")
     if comparison.disturbed:
         several = max(comparison.runs) > 1
         remedy = "disturbed runs are left out where others remain" if several else "measure again on idle cores"
-        lines.append(f"busy:    other programs disturbed {_join_names(comparison.disturbed)}; {remedy}")
+        lines.append(f"busy:    other programs disturbed {format_list(comparison.disturbed, MAX_NAMES)}; {remedy}")
     if comparison.unreliable:
-        lines.append(f"times:   unreliable by their own verdict in {_join_names(comparison.unreliable)}: not counted")
+        lines.append(
+            f"times:   unreliable by their own verdict in {format_list(comparison.unreliable, MAX_NAMES)}: not counted"
+        )
     lines.append(f"drift:   {_describe_drift(comparison)}")
     lines.append(
         f"noise:   the times of a row in two runs of the same software differ by about {100 * comparison.noise:.1f} % "
@@ -151,7 +154,7 @@ def _describe_drift(comparison: Comparison) -> str:
 
 
 def _describe_lack_of_evidence(comparison: Comparison) -> list[str]:
-    """Return lines of text: how large an undetected change may be, and a command that measures more precisely."""
+    """Return lines of text: how large an undetected change may be and, if too large, how to measure more precisely."""
     (low, high), change = comparison.widest_interval, comparison.tolerance or DEFAULT_CHANGE
     if not comparison.lacks_evidence:
         return [f"verdict: no difference of {100 * change:.3g} % or more: all B / A are in [{low:.3f},{high:.3f}]"]
@@ -175,7 +178,7 @@ def _describe_lack_of_evidence(comparison: Comparison) -> list[str]:
 def _describe_verdict(comparison: Comparison) -> list[str]:
     """Return lines of text that name the rows and operations that became worse or better, and the regressions.
 
-    If none became worse or better, the lines state how large an undetected change may be.
+    If no row or operation became worse or better, the lines state how large an undetected change may be.
     """
     worse, better = comparison.list_names(Verdict.WORSE), comparison.list_names(Verdict.BETTER)
     if not worse and not better:
@@ -183,15 +186,9 @@ def _describe_verdict(comparison: Comparison) -> list[str]:
     lines = []
     for label, names in (("worse", worse), ("better", better)):
         if names:
-            lines.append(f"verdict: {label}: {_join_names(names)}")
+            lines.append(f"verdict: {label}: {format_list(names, MAX_NAMES)}")
     regressions, tolerance = comparison.list_regressions(), comparison.tolerance
     if worse:
         limit = f"slower by more than {100 * tolerance:.3g} %" if tolerance else "slower"
-        lines.append(f"regress: {limit}: {_join_names(regressions) if regressions else 'none'}")
+        lines.append(f"regress: {limit}: {format_list(regressions, MAX_NAMES) if regressions else 'none'}")
     return lines
-
-
-def _join_names(names: Sequence[str]) -> str:
-    """Return up to MAX_NAMES names joined by commas, with the number of the others, such as ` and 3 more`."""
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

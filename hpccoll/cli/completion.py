@@ -11,10 +11,10 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def _complete_from(list_words: Callable[[], Iterable[str]]) -> Complete:
-    """Return a function for click's `shell_complete`: it completes the words that `list_words` returns, else files."""
+    """Return a function for click's `shell_complete`; it proposes words of `list_words`, or files if none fits."""
 
     def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the words that begin with `incomplete`; file names if there are none."""
+        """Return the words that begin with `incomplete`; file names if no word does."""
         words = [CompletionItem(word) for word in list_words() if word.startswith(incomplete)]
         return words or [CompletionItem(incomplete, type="file")]
 

@@ -22,6 +22,7 @@ from hpccoll.cli.output import (
 )
 from hpccoll.demo.examples import EXAMPLES, Example, find_example, get_example
 from hpccoll.errors import UsageError
+from hpccoll.processes import joint_failure
 from hpccoll.records import DemoRecord
 from hpccoll.text_table import find_output_width
 from hpccoll.units import format_count
@@ -54,7 +55,7 @@ def demo(name: str | None, draw: bool, algorithm: str | None, force: bool, limit
     example, chosen = _resolve_example(name, algorithm)
     if force and example.name != "send_send_deadlock":
         raise UsageError(f"--force is for send_send_deadlock; {example.name} runs without it")
-    from hpccoll.runtime import job, joint_failure
+    from hpccoll.runtime import job
 
     world = job.get_world()  # before other imports load MPI, so that a job by the wrong launcher is reported as such
     from hpccoll.communicator import Communicator
@@ -101,7 +102,7 @@ def _resolve_example(name: str, algorithm: str | None) -> tuple[Example, Algorit
         chosen = loader.load_algorithm(name)
         shown = find_example(chosen.operation)
         if shown is None:
-            valid = sorted({each.operation.value for each in EXAMPLES if each.operation is not None})
+            valid = sorted({example.operation.value for example in EXAMPLES if example.operation is not None})
             raise UsageError(f"no example shows {chosen.operation.value}; there are examples of {', '.join(valid)}")
         loader.prove_algorithm(chosen, shown.ranks)
         return shown, chosen
@@ -154,7 +155,7 @@ def _output_values(
     values: Sequence[RankValues] | None,
     json_file: str | None,
 ) -> None:
-    """Print the values of all ranks before and after the example, and write a record; on rank 0. Collective.
+    """Print the values of all ranks before and after the example, and write a record, both on rank 0 only. Collective.
 
     Args:
         algorithm: the algorithm that ran; None if the example is not about one collective.
@@ -175,7 +176,7 @@ def _output_values(
 
 
 def _make_record(example: Example, algorithm: Algorithm | None, values: Sequence[RankValues]) -> dict[str, Any]:
-    """Return the example's `DemoRecord` as a dict; `values` has the variables of each rank before and after it.
+    """Return the example's `DemoRecord` as a dict; `values` has each rank's variables before and after the example.
 
     The record maps the name of each variable to the list of its values on all ranks.
     """
@@ -194,8 +195,8 @@ def _print_values(example: Example, values: Sequence[RankValues]) -> None:
 
     before, after = example.titles
     rows = [
-        (f"rank {rank}", *(format_value(value) for value in (*each.before, *each.after)))
-        for rank, each in enumerate(values)
+        (f"rank {rank}", *(format_value(value) for value in (*of_rank.before, *of_rank.after)))
+        for rank, of_rank in enumerate(values)
     ]
     print()
     title = "The exchange without deadlock" if example.name == "send_send_deadlock" else "Values of each rank"

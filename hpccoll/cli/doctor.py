@@ -34,6 +34,7 @@ from hpccoll.doctor.mpi_job import MpiJob, describe_unlaunched_process, start_mp
 from hpccoll.doctor.requirements import REQUIRABLE, require_capabilities
 from hpccoll.doctor.shared_memory import remove_stale_files
 from hpccoll.errors import UnavailableError, UnknownNameError
+from hpccoll.processes import joint_failure
 from hpccoll.text_table import find_output_width
 
 SHM = Path("/dev/shm")  # noqa: S108 - the memory file system, not a place for temporary files
@@ -113,13 +114,11 @@ def doctor(required: tuple[str, ...], verbose: bool, limit_s: float, remove_stal
 
 
 def _require_writable(job: MpiJob, json_file: str | None) -> None:
-    """Raise UsageError on all ranks if rank 0 cannot write the file of --json; nothing if it is None. Collective."""
+    """Raise UsageError on all ranks if rank 0 cannot write the file of --json; `json_file` may be None. Collective."""
     files = {"--json": json_file}
     if job.world is None:
         require_outputs_writable(files)
     else:
-        from hpccoll.runtime import joint_failure
-
         joint_failure.run_on_first_rank(job.world, lambda: require_outputs_writable(files))
 
 
@@ -148,7 +147,7 @@ def _check_hosts(job: MpiJob, limit_s: float, remove_stale: bool) -> list[HostRe
 def _write_report(findings: Sequence[Finding], run: dict[str, Any], verbose: bool, json_file: str | None) -> None:
     """Write `run` (the record of kind `run`) and the findings to `json_file`, and print the findings for people.
 
-    `json_file` is the value of --json: None writes no records, and with `-` nothing else is printed.
+    `json_file` is the value of --json: None writes no records, and with `-` only the records are printed.
     """
     with open_json_lines(json_file) as lines:
         if json_file is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpccoll.cli.completion import complete_plans
+from hpccoll.cli.options import argument, declare, option, take_options
 from hpccoll.cli.output import is_printing_rank, list_given_options
 from hpccoll.cli.schedules import (
     ScheduleOptions,
@@ -20,6 +21,7 @@ from hpccoll.cli.schedules import (
 )
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.output_file import explain_write_errors, require_writable
+from hpccoll.processes import joint_failure
 from hpccoll.units import format_count, parse_size
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ PRINTED = "-.txt"  # instead of an output file: print a text grid
 
 @dataclass(frozen=True, slots=True)
 class DrawingFormat:
-    """A file format of `hpccoll draw`: its name in messages, and the most ranks of which a drawing is legible."""
+    """A file format of `hpccoll draw`: its name in messages, and the most ranks that a legible drawing can have."""
 
     name: str
     most_ranks: int
@@ -73,7 +75,7 @@ def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
     """Return a JSON trace of the plan for ui.perfetto.dev, with simulated times.
 
     Args:
-        machine: the machine model to simulate; None gives all rounds the same length, and ignores `nbytes`.
+        machine: the machine model to simulate; None gives all rounds the same duration, and ignores `nbytes`.
         nbytes: the message size in bytes.
     """
     from hpccoll.plan.drawing import format_trace_json
@@ -87,42 +89,50 @@ def _render_trace(plan: Plan, machine: Machine | None, nbytes: int) -> bytes:
     return format_trace_json(build_simulated_timeline(plan, machine, count, ITEMSIZE)).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class DrawOptions:
+    """Argument and options of `hpccoll draw`, which this class declares for click and whose values it holds."""
+
+    name: str = argument(
+        metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv | FILE.xml | FILE.json",
+        shell_complete=complete_plans,
+    )
+    output: str | None = option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Output file; its suffix is the format: .txt .svg .png .gif .json. Without it, text is printed.",
+    )
+    ranks: int | None = option("--ranks", type=int, metavar="N", help=f"Number of ranks; {DEFAULT_RANKS} by default.")
+    root: int = option("--root", default=0, show_default=True, metavar="R", help="Root rank of a rooted operation.")
+    chunks: int = option(
+        "--chunks", default=1, show_default=True, metavar="K", help="Number of chunks of a pipelined algorithm."
+    )
+    nodes: str | None = option(
+        "--nodes", metavar="M|A,B,...", help="Number of nodes, or the number of ranks on each: 2, or 3,2."
+    )
+    machine: str | None = option(
+        "--machine", metavar="NAME|FILE.toml", help="Times of a .json trace: simulate this machine."
+    )
+    measured: bool = option(
+        "--measured", is_flag=True, help="Times of a .json trace: measure on the ranks of this job (mpirun)."
+    )
+    size: str = option("--size", default="1M", show_default=True, help="Message size of the simulation or measurement.")
+    schedule_options: ScheduleOptions = declare(lambda _: add_schedule_options("4", "8"))
+
+    @property
+    def file(self) -> str:
+        """The path of the output file; without -o, `-.txt` (PRINTED), which stands for printing text."""
+        return PRINTED if self.output is None else self.output
+
+
 @click.command(epilog="Example: hpccoll draw all_reduce/ring --ranks 5 -o ring.gif")
-@click.argument(
-    "name",
-    metavar="OP/ALGORITHM | FILE.py:FUNCTION | SCHEDULE | FILE.csv | FILE.xml | FILE.json",
-    shell_complete=complete_plans,
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Output file; its suffix is the format: .txt .svg .png .gif .json. Without it, text is printed.",
-)
-@click.option("--ranks", type=int, metavar="N", help=f"Number of ranks; {DEFAULT_RANKS} by default.")
-@click.option("--root", default=0, show_default=True, metavar="R", help="Root rank of a rooted operation.")
-@click.option("--chunks", default=1, show_default=True, metavar="K", help="Number of chunks of a pipelined algorithm.")
-@click.option("--nodes", metavar="M|A,B,...", help="Number of nodes, or the number of ranks on each: 2, or 3,2.")
-@click.option("--machine", metavar="NAME|FILE.toml", help="Times of a .json trace: simulate this machine.")
-@click.option("--measured", is_flag=True, help="Times of a .json trace: measure on the ranks of this job (mpirun).")
-@click.option("--size", default="1M", show_default=True, help="Message size of the simulation or measurement.")
-@add_schedule_options("4", "8")
-def draw(
-    name: str,
-    output: str | None,
-    ranks: int | None,
-    root: int,
-    chunks: int,
-    nodes: str | None,
-    machine: str | None,
-    measured: bool,
-    size: str,
-    schedule_options: ScheduleOptions,
-) -> None:
+@take_options(DrawOptions)
+def draw(options: DrawOptions) -> None:
     """Draw an algorithm: the messages of each round, and the data of every rank after the round; as text without -o.
 
     FILE.xml and FILE.json are published schedules, as in `hpccoll verify`, drawn on their own number of ranks.
-    For a pipeline schedule, such as 1f1b, or its CSV file: a chart with a line per rank and time to the right.
+    A pipeline schedule, such as 1f1b, or its CSV file is drawn as a chart: a line per rank, and time to the right.
 
     \b
     .txt   a text grid
@@ -130,79 +140,55 @@ def draw(
     .gif   an animation, one round after the other
     .json  a trace for ui.perfetto.dev; times are simulated (--machine), measured (--measured) or equal for all rounds
     """  # noqa: D301 - \b tells click not to rewrap the lines
-    if are_schedules([name], "ranks", "root", "chunks", "nodes", "machine", "measured", "size"):
-        _draw_schedule(name, PRINTED if output is None else output, schedule_options)
+    if are_schedules([options.name], "ranks", "root", "chunks", "nodes", "machine", "measured", "size"):
+        _draw_schedule(options)
         return
-    if output is None:
-        _reject_trace_options()
-        output = PRINTED
-    _reject_unused_options(measured, machine)
-    if measured:
-        _measure(name, output, ranks, root, parse_size(size))
-        return
-    _draw_plan(name, output, ranks, root, chunks, nodes, machine, parse_size(size))
+    _reject_unused_options(options)
+    nbytes = parse_size(options.size)
+    _measure(options, nbytes) if options.measured else _draw_plan(options, nbytes)
 
 
-def _draw_plan(
-    name: str,
-    output: str,
-    ranks: int | None,
-    root: int,
-    chunks: int,
-    nodes: str | None,
-    machine: str | None,
-    nbytes: int,
-) -> None:
-    """Draw a collective algorithm into the file `output`, or print it if `output` is PRINTED.
-
-    The other arguments are those of `draw`; `nbytes` is the message size of --size, in bytes.
-    """
-    algorithm = _get_algorithm(name)
-    ranks = ranks if ranks is not None else algorithm.only_ranks or DEFAULT_RANKS
-    drawing_format = _get_format(output, ranks, chunks)
-    machine_model = _load_machine(output, machine)
-    sizes = _find_node_sizes(nodes, ranks, machine_model)
-    plan = _make_plan(algorithm, ranks, root, chunks, sizes)
+def _draw_plan(options: DrawOptions, nbytes: int) -> None:
+    """Draw a collective algorithm into the output file, or print it; `nbytes` is the message size of --size."""
+    algorithm, output = _get_algorithm(options.name), options.file
+    ranks = options.ranks if options.ranks is not None else algorithm.only_ranks or DEFAULT_RANKS
+    drawing_format = _get_format(output, ranks, options.chunks)
+    machine = _load_machine(output, options.machine)
+    sizes = _find_node_sizes(options.nodes, ranks, machine)
+    plan = _make_plan(algorithm, ranks, options.root, options.chunks, sizes)
     if not is_printing_rank():
         return
     if output != PRINTED:
         require_writable(output, "-o")
     suffix = Path(output).suffix.lower()
-    pages = [_render_trace(plan, machine_model, nbytes)] if suffix == ".json" else _render(plan, sizes, suffix)
+    pages = [_render_trace(plan, machine, nbytes)] if suffix == ".json" else _render(plan, sizes, suffix)
     _write_pages(output, pages, f"{drawing_format.name} of {algorithm.full_name} on {format_count(ranks, 'rank')}")
 
 
-def _draw_schedule(name: str, output: str, options: ScheduleOptions) -> None:
-    """Draw the pipeline schedule `name` (built in, or a CSV file) into `output`, or print it if `output` is PRINTED."""
-    schedule = get_single_schedule(name, options)
+def _draw_schedule(options: DrawOptions) -> None:
+    """Draw a pipeline schedule (built in, or a CSV file) into the output file, or print it."""
+    schedule, output = get_single_schedule(options.name, options.schedule_options), options.file
     if not is_printing_rank():
         return
     if output != PRINTED:
         require_writable(output, "-o")
-    chart = render_schedule(schedule, options.times, output)
+    chart = render_schedule(schedule, options.schedule_options.times, output)
     _write(output, chart, f"a chart of {schedule.name} on {format_count(schedule.ranks, 'rank')}")
 
 
-def _reject_trace_options() -> None:
-    """Raise UsageError if the user gave an option that only a trace (-o FILE.json) uses."""
-    unused = list_given_options("machine", "measured", "size")
-    if unused:
-        raise UsageError(f"{' and '.join(unused)}: only for traces; add -o FILE.json, or leave the option out")
-
-
-def _reject_unused_options(measured: bool, machine: str | None) -> None:
+def _reject_unused_options(options: DrawOptions) -> None:
     """Raise UsageError if the user gave an option that the other options make useless.
 
-    With --measured, these are --chunks, --nodes and --machine; without --measured and --machine, it is --size.
-
-    Args:
-        measured: whether --measured is given.
-        machine: the value of --machine; None if it is not given.
+    The options --machine, --measured and --size are useless without -o; --chunks, --nodes and --machine are useless
+    with --measured; and --size is useless without --measured and --machine.
     """
-    unused = list_given_options("chunks", "nodes", "machine") if measured else []
+    unused = list_given_options("machine", "measured", "size") if options.output is None else []
+    if unused:
+        raise UsageError(f"{' and '.join(unused)}: only for traces; add -o FILE.json, or leave the option out")
+    unused = list_given_options("chunks", "nodes", "machine") if options.measured else []
     if unused:
         raise UsageError(f"--measured runs one chunk on the nodes of this job; leave {' and '.join(unused)} out")
-    if not measured and machine is None and list_given_options("size"):
+    if not options.measured and options.machine is None and list_given_options("size"):
         raise UsageError("--size is for traces with times; add --machine or --measured, or leave --size out")
 
 
@@ -233,36 +219,34 @@ def _write(output: str, drawing: bytes, description: str) -> None:
     click.echo(f"{output}: {description}, {len(drawing):,} bytes")
 
 
-def _measure(name: str, output: str, ranks: int | None, root: int, nbytes: int) -> None:
-    """Run the algorithm `name` on all ranks of the job; rank 0 writes a trace of the measured times. Collective.
+def _measure(options: DrawOptions, nbytes: int) -> None:
+    """Run the algorithm on all ranks of the job; rank 0 writes a trace of the measured times. Collective.
 
-    Args:
-        ranks: the value of --ranks, which must be None or the number of ranks of the job.
-        nbytes: the message size in bytes.
+    `nbytes` is the message size of --size. Raises UsageError if --ranks is not the number of ranks of the job.
     """
-    from hpccoll.runtime import job, joint_failure
+    from hpccoll.runtime import job
 
     world = job.get_world()  # before other imports load MPI, as in `hpccoll bench`
     from hpccoll.measure.step_timeline import measure_steps
     from hpccoll.plan.drawing import format_trace_json
     from hpccoll.predict.forecast import ITEMSIZE
 
-    size = world.size
-    drawing_format, algorithm = _get_format(output, size, 1), _get_algorithm(name)
-    if drawing_format is not FORMATS[".json"] or ranks not in (None, size):
+    size, output = world.size, options.file
+    drawing_format, algorithm = _get_format(output, size, 1), _get_algorithm(options.name)
+    if drawing_format is not FORMATS[".json"] or options.ranks not in (None, size):
         raise UsageError(
             f"--measured times a .json trace of the {format_count(size, 'rank')} of this job; leave --ranks out"
         )
-    _make_plan(algorithm, size, root, 1, ())  # raises for a wrong root; proves a user's own algorithm
+    _make_plan(algorithm, size, options.root, 1, ())  # raises for a wrong root; proves a user's own algorithm
     joint_failure.run_on_first_rank(world, lambda: require_writable(output, "-o"))
     count = algorithm.operation.count_elements(nbytes, ITEMSIZE, size)
-    timeline = measure_steps(world, algorithm, count, root)
+    timeline = measure_steps(world, algorithm, count, options.root)
     if timeline is not None:
         _write(output, format_trace_json(timeline).encode(), f"a trace of {timeline.name}")
 
 
 def _get_format(output: str, ranks: int, chunks: int) -> DrawingFormat:
-    """Return the format that the suffix of the file name `output` means.
+    """Return the file format for the suffix of the file name `output`.
 
     Raises UsageError for an unknown suffix, or if a drawing of so many `ranks` or `chunks` would not be legible.
     """
@@ -298,7 +282,7 @@ def _get_algorithm(name: str) -> Algorithm:
 
 
 def _make_plan(algorithm: Algorithm, ranks: int, root: int, chunks: int, sizes: tuple[int, ...]) -> Plan:
-    """Return the plan to draw; `sizes` is the number of ranks on each node. A user's own algorithm is proven first."""
+    """Return the plan to draw, proven if a user wrote the algorithm; `sizes` has the ranks per node, or is empty."""
     from hpccoll.algorithms import loader
 
     if not 0 <= root < ranks:
@@ -324,7 +308,7 @@ def _load_machine(output: str, name: str | None) -> Machine | None:
 
 
 def _find_node_sizes(nodes: str | None, ranks: int, machine: Machine | None) -> tuple[int, ...]:
-    """Return the number of ranks on each node: from --nodes, else from the machine model, () if both are None."""
+    """Return the number of ranks on each node: from `nodes` (--nodes), else from `machine`; () if both are None."""
     if nodes is not None:
         return _parse_nodes(nodes, ranks)
     if machine is None:

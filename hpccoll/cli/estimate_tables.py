@@ -1,4 +1,4 @@
-"""The output of `hpccoll estimate`: the answers (does it fit, how long, what limits it), then tables."""
+"""The output of `hpccoll estimate`: whether the model fits into memory, the time and its limit; then tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEMORY_CONTENTS = {
 def print_estimate(name: str, estimate: Estimate) -> None:
     """Print an estimate of a training step of the model `name`.
 
-    The answers come first (does the step fit into memory, how long does it take), then tables of memory and traffic.
+    Sentences come first (whether the step fits into memory, how long it takes), then tables of memory and traffic.
     """
     setup, flops = estimate.setup, estimate.flops
     print_text(f"{_describe_job(name, setup, estimate.machine)}, {_describe_settings(setup)}")
@@ -113,7 +113,7 @@ def _format_count(count: int) -> str:
 
 
 def _list_answers(estimate: Estimate) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a heading and a sentence: does the step fit into memory, its time, what limits it, its bubble."""
+    """Yield pairs of a heading and a sentence about a training step: its memory, its time, its limit and its bubble."""
     time, memory = estimate.time, asdict(estimate.memory)
     largest = max(memory, key=lambda what: memory[what])
     usable, tokens = estimate.usable_bytes / GB, estimate.setup.batch * estimate.setup.sequence
@@ -129,18 +129,18 @@ def _list_answers(estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def _describe_limit(estimate: Estimate) -> str:
-    """Return a phrase: what takes most of a step's time (compute, communication along an axis, bubble), and shares."""
+    """Return a phrase: the limit of a step, and the shares of compute, communication by axis and bubble in its time."""
     time = estimate.time
     seconds = {"bubble": time.idle_s, **time.exposed_s}
-    parts = [f"{name} {each / time.total_s:.0%}" for name, each in seconds.items() if each > 0.005 * time.total_s]
+    parts = [f"{name} {part_s / time.total_s:.0%}" for name, part_s in seconds.items() if part_s > 0.005 * time.total_s]
     shares = ", ".join([f"compute {time.compute_s / time.total_s:.0%}", *parts])
     return f"{time.limit} (shares of the step: {shares})"
 
 
 def print_search(name: str, setup: TrainingSetup, machine: Machine, search: MeshSearch, top: int) -> None:
-    """Print the results of a search over meshes: the fastest, a table of the `top` fastest, and why others do not fit.
+    """Print the results of a search over meshes: the fastest mesh, a table of the `top` fastest, why others do not fit.
 
-    `name` is the model's name; `setup` and `machine` are those for which meshes were searched.
+    `name` is the model's name; `setup` has the batch and the ranks, and `machine` is the machine model of the search.
     """
     print_text(f"{_describe_job(name, setup, machine)}, batch {setup.batch}, sequence {setup.sequence}")
     usable = compute_usable_bytes(machine) / GB

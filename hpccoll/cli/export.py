@@ -91,7 +91,7 @@ def _make_plan(name: str, ranks: int | None, root: int, chunks: int | None, nbyt
     """Return the plan of the algorithm `name` (OP/ALGORITHM, or a file), after proving it.
 
     Args:
-        ranks: the number of ranks; None for that of the file, or DEFAULT_RANKS.
+        ranks: the number of ranks; None for the number that the file states or, without a file, DEFAULT_RANKS.
         chunks: the number of chunks; None for the number that a run of `nbytes` bytes would use.
         nbytes: the message size in bytes.
     """
@@ -116,7 +116,7 @@ def _make_plan(name: str, ranks: int | None, root: int, chunks: int | None, nbyt
 def _read_plan(name: str, ranks: int | None) -> Plan:
     """Return the plan in the JSON file `name`, without proving it; raise UsageError if it is not for `ranks` ranks.
 
-    If `ranks` is None, a plan of any number of ranks is accepted.
+    If `ranks` is None, a plan for any number of ranks is accepted.
     """
     plan = read_plan(name)
     if ranks not in (None, plan.ranks):

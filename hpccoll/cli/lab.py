@@ -216,7 +216,7 @@ def _warn_of_flat_mode(reason: str) -> None:
 def _attach(state_dir: Path | None) -> Lab:
     """Return the running lab with the state directory `state_dir`; raise UnavailableError if no lab runs there.
 
-    If `state_dir` is None, it is the default directory.
+    None as `state_dir` stands for the default directory.
     """
     from hpccoll.lab.cluster import Lab
     from hpccoll.lab.state_dir import get_default_dir
@@ -243,8 +243,8 @@ def _build_spec(options: dict[str, Any]) -> ClusterSpec:
 def _run_in_foreground(running_lab: Lab, command: tuple[str, ...]) -> int:
     """Run `command` on the lab's control node, on this terminal; return its exit status, or 128 + N after signal N.
 
-    A job step of SLURM whose ranks cannot start is ended. If the command then fails, the status is that of
-    CommunicationError.
+    A job step of SLURM whose ranks cannot start is ended. If this function ended a job step and the command fails, the
+    exit status is 4, as for a CommunicationError.
     """
     from hpccoll.lab.lost_messages import LostMessageWatch, describe_lost_message
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from hpccoll.cli.completion import complete_machines
+from hpccoll.cli.options import option
 from hpccoll.errors import HpccollError, UsageError
 from hpccoll.plan import Machine
 from hpccoll.predict.machine_catalogue import load_machine
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from hpccoll.records import CollectiveRecord
     from hpccoll.synthesis import Optimum
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_MACHINE = "dgx-h100"
 FIT_PREFIX = "fit:"
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -36,20 +36,21 @@ class ChosenMachine:
 
     Args:
         machine: the machine model.
-        nodes: the value of --nodes; None if it is not given.
+        nodes: the number of nodes to spread the ranks over; None: as many ranks per node as the model has.
         errors: the median relative errors of a fitted model, on the sizes it was fitted to and on others; else None.
-        limit: number of ranks and measured hardware limit of the run that the model was fitted to; else None.
+        limit: for a fitted model, the number of ranks and the measured hardware limit of the fitted run; else None.
     """
 
     machine: Machine
     nodes: int | None
-    errors: tuple[float, float] | None
+    errors: tuple[float, float] | None = None
     limit: tuple[int, HardwareLimit] | None = None
 
     def compute_bounds(self, simulation: Simulation) -> Bounds:
         """Return lower bounds of the time of a simulated operation, by latency and by bandwidth.
 
-        The measured hardware limit is used if its run had the same ranks and nodes, else the machine model.
+        If the hardware limit was measured on as many ranks and nodes as are simulated, it bounds the times of messages
+        from 1 MiB on. All other bounds come from the machine model and its network.
         """
         from hpccoll.measure.hardware_limit import compute_lower_bounds
 
@@ -66,14 +67,14 @@ class ChosenMachine:
         )
 
     def find_optimum(self, simulation: Simulation) -> Optimum | None:
-        """Return the least time of the simulated operation on the machine's network; None if it cannot be computed."""
+        """Return a lower bound of the simulated operation's time per byte, and its cause; None if no bound is known."""
         from hpccoll.synthesis import find_machine_optimum
 
         plan = simulation.plan
         return find_machine_optimum(simulation.machine, plan.operation, plan.ranks, plan.root)
 
     def for_ranks(self, ranks: int) -> Machine:
-        """Return the machine model for a job of `ranks` ranks; with --nodes, a node has `ranks` / nodes, rounded up."""
+        """Return the machine model for a job of `ranks` ranks; --nodes puts ceil(`ranks` / nodes) ranks on a node."""
         if self.nodes is None:
             return self.machine
         return self.machine.with_ranks_per_node(-(-ranks // self.nodes))
@@ -87,56 +88,67 @@ class ChosenMachine:
         return f"{self.machine.name}; median error {left_out:.1%} on sizes left out, {fitted:.1%} on those fitted"
 
 
-def add_machine_options(command: Command) -> Command:
-    """Return the click command with the options --machine, --nodes, --alpha, --beta and --gamma."""
-    for option in (
-        click.option("--gamma", metavar="TIME|BANDWIDTH", help="Cost of reducing a byte: 1e-11 (seconds) or 100GB/s."),
-        click.option("--beta", metavar="TIME|BANDWIDTH", help="Cost of sending a byte: 8e-11 (seconds) or 12.5GB/s."),
-        click.option(
-            "--alpha", metavar="TIME", help="Cost of a message: 3.7us. Replaces --machine; all links alike, one-port."
-        ),
-        click.option("--nodes", type=click.IntRange(1), help="Number of nodes to spread the ranks over."),
-        click.option(
-            "--machine",
-            metavar="NAME|FILE.toml|fit:FILE",
-            help=f"Default {DEFAULT_MACHINE}.",
-            shell_complete=complete_machines,
-        ),
-    ):
-        command = option(command)
-    return command
+@dataclass(frozen=True, slots=True)
+class MachineOptions:
+    """The options that select a machine model; an option that is not given has the value None."""
+
+    machine: str | None = option(
+        "--machine",
+        metavar="NAME|FILE.toml|fit:FILE",
+        help=f"Default {DEFAULT_MACHINE}.",
+        shell_complete=complete_machines,
+    )
+    nodes: int | None = option("--nodes", type=click.IntRange(1), help="Number of nodes to spread the ranks over.")
+    alpha: str | None = option(
+        "--alpha", metavar="TIME", help="Cost of a message: 3.7us. Replaces --machine; all links alike, one-port."
+    )
+    beta: str | None = option(
+        "--beta", metavar="TIME|BANDWIDTH", help="Cost of sending a byte: 8e-11 (seconds) or 12.5GB/s."
+    )
+    gamma: str | None = option(
+        "--gamma", metavar="TIME|BANDWIDTH", help="Cost of reducing a byte: 1e-11 (seconds) or 100GB/s."
+    )
+
+    def resolve(self, counts: Sequence[int], algorithms: Sequence[Algorithm]) -> ChosenMachine:
+        """Return the selected machine model: built in, read from a TOML file, fitted to results, or with given costs.
+
+        Args:
+            counts: the rank counts to simulate.
+            algorithms: the algorithms whose measurements a model is fitted to; empty for all algorithms.
+
+        Raises:
+            UsageError: --machine is given with --alpha, --beta or --gamma; nodes outnumber ranks; or a file is
+                unusable.
+        """
+        given = next((name for name in ("alpha", "beta", "gamma") if getattr(self, name) is not None), None)
+        if self.machine is not None and given is not None:
+            raise UsageError(f"--machine {self.machine} and --{given} both say what a message costs; give one of them")
+        if self.nodes is not None and self.nodes > min(counts):
+            raise UsageError(f"--nodes {self.nodes} is more than --ranks {min(counts)}; every node needs a rank")
+        if given is None:
+            return choose_machine(self.machine, self.nodes, algorithms)
+        alpha = parse_seconds(self.alpha or "0", "--alpha")
+        beta = parse_seconds_per_byte(self.beta or "0", "--beta")
+        gamma = parse_seconds_per_byte(self.gamma or "0", "--gamma")
+        return ChosenMachine(Machine.flat(alpha, beta, gamma), self.nodes)
 
 
-def resolve_machine(
-    counts: Sequence[int], options: Mapping[str, Any], algorithms: Sequence[Algorithm]
-) -> ChosenMachine:
-    """Return the selected machine model: built in, read from a TOML file, fitted to results, or with given costs.
+def choose_machine(name: str | None, nodes: int | None = None, algorithms: Sequence[Algorithm] = ()) -> ChosenMachine:
+    """Return a machine model that is built in, read from a TOML file, or fitted to results.
 
     Args:
-        counts: the rank counts to simulate.
-        options: values of the options of `add_machine_options`, by name.
+        name: the value of --machine; None for the default model.
+        nodes: the number of nodes to spread the ranks over; None: as many ranks per node as the model has.
         algorithms: the algorithms whose measurements a model is fitted to; empty for all algorithms.
 
     Raises:
-        UsageError: --machine is given with --alpha, --beta or --gamma; nodes outnumber ranks; or a file is unusable.
+        UsageError: no machine model or file has the name, or the file is unusable.
     """
-    name, nodes = options["machine"], options["nodes"]
-    costs = {key: options[key] for key in ("alpha", "beta", "gamma") if options[key] is not None}
-    if name is not None and costs:
-        raise UsageError(f"--machine {name} and --{next(iter(costs))} both say what a message costs; give one of them")
-    if nodes is not None and nodes > min(counts):
-        raise UsageError(f"--nodes {nodes} is more than --ranks {min(counts)}; every node needs a rank")
-    errors = limit = None
-    if costs:
-        alpha = parse_seconds(costs.get("alpha", "0"), "--alpha")
-        per_byte = (parse_seconds_per_byte(costs.get(key, "0"), f"--{key}") for key in ("beta", "gamma"))
-        machine = Machine.flat(alpha, *per_byte)
-    elif name is not None and name.startswith(FIT_PREFIX):
-        machine, errors = _fit_to_file(name.removeprefix(FIT_PREFIX), {algorithm.full_name for algorithm in algorithms})
-        limit = _read_limit(name.removeprefix(FIT_PREFIX))
-    else:
-        machine = load_machine(name if name is not None else DEFAULT_MACHINE)
-    return ChosenMachine(machine, nodes, errors, limit)
+    if name is None or not name.startswith(FIT_PREFIX):
+        return ChosenMachine(load_machine(name if name is not None else DEFAULT_MACHINE), nodes)
+    path = name.removeprefix(FIT_PREFIX)
+    machine, errors = _fit_to_file(path, {algorithm.full_name for algorithm in algorithms})
+    return ChosenMachine(machine, nodes, errors, _read_limit(path))
 
 
 def parse_seconds(text: str, option: str) -> float:
@@ -169,11 +181,11 @@ def parse_seconds_per_byte(text: str, option: str) -> float:
 
 
 def _fit_to_file(path: str, names: set[str]) -> tuple[Machine, tuple[float, float]]:
-    """Return a machine model that is fitted to measurements of `hpccoll bench`, and its two errors.
+    """Return a machine model that is fitted to measurements of `hpccoll bench`, and the two errors of the fit.
 
     Args:
         path: the result file.
-        names: full names of the algorithms whose measurements are used; if there are none, all measurements are.
+        names: full names of the algorithms whose measurements are used; if `names` is empty, all measurements are used.
 
     Returns:
         The model, and its median relative errors on the fitted message sizes and on the sizes left out of the fit.
@@ -211,9 +223,9 @@ def read_measured_rows(path: str, option: str) -> list[MeasuredRow]:
 
 
 def _make_measured_row(record: CollectiveRecord) -> MeasuredRow | None:
-    """Return the plan and the median time of a record; None if a machine model cannot be fitted to it.
+    """Return a record as a row (plan and median time) for fitting a machine model; None if the record is unsuitable.
 
-    No model is fitted to records of other engines, of `auto`, of one rank, or of no bytes.
+    Records of other engines than hpccoll, of `auto`, of one rank, or of no bytes are unsuitable.
     """
     import numpy as np
 

@@ -1,10 +1,12 @@
 """The command `hpccoll`: runs a subcommand and turns every error into one paragraph and an exit status.
 
-A subcommand's module is imported only when called, so `hpccoll --help` and `hpccoll verify` load no MPI and no torch.
+A subcommand's module is imported only when the subcommand is called, so `hpccoll --help` and `hpccoll verify` load no
+MPI and no torch.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -18,8 +20,9 @@ from hpccoll import __version__
 from hpccoll.cli.failure import fail, fail_alike, is_in_job, record_status
 from hpccoll.errors import HpccollError, UnavailableError, UnknownNameError
 
-# Packages that only commands need, by the name of their module; `pip install hpccoll` installs these packages.
+# Maps modules that only commands import to their packages, all of which `pip install hpccoll` installs.
 PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "PIL": "pillow", "rich": "rich", "scipy": "scipy"}
+RANKS_OPTIONS = ("--ranks", "--np", "-np")  # options of other programs that users try where the job has the ranks
 INTERRUPTED, CLOSED_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as in shells
 
 # The command NAME is the function NAME in hpccoll/cli/NAME.py.
@@ -115,7 +118,8 @@ def hpccoll() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; print expected errors as one paragraph, without a traceback.
 
-    `arguments` do not include the program's name; None stands for sys.argv[1:]. An error on some ranks aborts the job.
+    `arguments` do not include the program's name; None stands for sys.argv[1:]. If only some ranks have an error, the
+    job is aborted.
     """
     try:
         status: Any = hpccoll.main(arguments, prog_name="hpccoll", standalone_mode=False)
@@ -128,6 +132,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(INTERRUPTED, "interrupted; finished records are kept", error)
     except BrokenPipeError:
         return _discard_stdout()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_stdout()
+        where = f" to {error.filename}" if error.filename else ""
+        message = f"Error: output cannot be written{where}: {error.strerror}; free some space"
+        return fail(UnavailableError.exit_status, message, error)
     except HpccollError as error:
         return fail(error.exit_status, f"Error: {error}", error)
     except ModuleNotFoundError as error:
@@ -147,6 +161,8 @@ def _format_usage_error(error: click.ClickException, arguments: Sequence[str]) -
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         return error.format_message()  # the help of a group of commands, such as `hpccoll lab`
     message, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption) and error.option_name in RANKS_OPTIONS:
+        message = f"{message.rstrip('.')}; mpirun sets the number of ranks of a job, such as mpirun -n 4 hpccoll"
     named = ["hpccoll", *(word for word in arguments[:1] if word in COMMANDS)]
     command = " ".join(named) if context is None else context.command_path
     return f"Error: {message}{'' if message.endswith(('.', '?')) else '.'} See {command} --help"

@@ -61,7 +61,8 @@ def _load_machine(name: str, ranks: int | None, nodes: int | None) -> Network:
     Args:
         name: the machine model, built in or FILE.toml.
         ranks: the number of ranks; None for all ranks of `nodes` nodes.
-        nodes: the number of nodes; None for one, or for as many as the ranks fill.
+        nodes: the number of nodes; None for as many nodes as `ranks` ranks fill, or for one node if `ranks` is None,
+            too.
     """
     from hpccoll.predict.machine_catalogue import load_machine
     from hpccoll.synthesis import make_machine_network

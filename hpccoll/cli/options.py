@@ -1,4 +1,4 @@
-"""Options of commands, each declared once: the fields of a dataclass, with click's declaration of their option.
+"""Declares each command-line option once, as a field of a dataclass; the field holds the arguments for click.
 
 A command under the decorator `take_options(CLASS)` gets an object of the class as its parameter `options`.
 """
@@ -19,7 +19,7 @@ _DECORATE, _GROUP = "decorate", "group"  # keys of a field's metadata
 def option(*names: str, **settings: Any) -> Any:
     """Return a dataclass field that declares a command-line option, as `click.option(*names, **settings)` does.
 
-    The name of the field becomes that of the option's parameter. `take_options` makes a command of the dataclass.
+    The field's name becomes the name of the option's parameter. `take_options` adds a dataclass's options to a command.
     """
     return declare(lambda name: click.option(name, *names, **settings))
 
@@ -45,7 +45,7 @@ def option_group(kind: type[Any]) -> Any:
 def take_options(kind: type[Any]) -> Decorator:
     """Return a decorator that adds the options that the dataclass `kind` declares to a click command.
 
-    The decorated function gets their values as one object of `kind`, in its parameter `options`.
+    The decorated function gets the values of the options as one object of `kind`, in its parameter `options`.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,9 +62,9 @@ def take_options(kind: type[Any]) -> Decorator:
 
 
 def make_options(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Return an object of the dataclass `kind` with the options that it declares, which are removed from `values`.
+    """Return an object of the dataclass `kind`, made of the options that `kind` declares.
 
-    `values` maps the names of a command's parameters to their values.
+    `values` maps the names of a command's parameters to their values; the options of `kind` are removed from `values`.
     """
     own = {}
     for declared in fields(kind):
@@ -76,7 +76,7 @@ def make_options(kind: type[Any], values: dict[str, Any]) -> Any:
 
 
 def _add_options(kind: type[Any], command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the click command with the options that the dataclass `kind` declares, in the order of its fields."""
+    """Add the options that the dataclass `kind` declares to the function of a click command; return the function."""
     for declared in reversed(fields(kind)):
         if _GROUP in declared.metadata:
             command = _add_options(declared.metadata[_GROUP], command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import textwrap
@@ -18,35 +17,14 @@ from hpccoll.cli.options import declare
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.output_file import require_writable
 from hpccoll.measure.results.result_file import SPACED, STDOUT, RecordWriter
+from hpccoll.processes.launched_rank import get_launched_rank, is_printing_rank
 from hpccoll.text_table import TextColumn, find_output_width, format_table
 
 __all__ = [
     "STDOUT", "get_launched_rank", "is_printing_rank", "json_field", "json_option", "list_given_options",
-    "open_json_lines",    "print_table", "print_text", "require_outputs_writable",
+    "open_json_lines", "print_table", "print_text", "read_given_options", "require_outputs_writable",
 ]  # fmt: skip
-# Environment variables in which launchers pass a rank; in a SLURM job, a variable that mpirun sets has precedence.
-_TORCHRUN_RANK, _TORCHRUN_JOB = "RANK", "TORCHELASTIC_RUN_ID"  # users set RANK, too; torchrun always sets both
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", _TORCHRUN_RANK, "SLURM_PROCID")
-
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=(?:[mun]?s|[KMGT]?i?B(?:/s)?)\b|%)")
-
-
-def get_launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return this process's rank, which mpirun, srun or torchrun put into the environment variables `environ`.
-
-    Returns None if no launcher started the process. Does not import MPI.
-    """
-    for name in _RANK_VARIABLES:
-        if name == _TORCHRUN_RANK and _TORCHRUN_JOB not in environ:
-            continue
-        if environ.get(name, "").isdecimal():
-            return int(environ[name])
-    return None
-
-
-def is_printing_rank() -> bool:
-    """Whether this process prints: it is rank 0, or no launcher started it. Does not import MPI."""
-    return not get_launched_rank()
 
 
 def json_option(
@@ -57,13 +35,13 @@ def json_option(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds --json FILE and --overwrite to a command, which gets the parameter `json_file`.
 
-    Before a command runs that would replace an existing file, UsageError is raised, unless --overwrite is given.
+    If FILE exists and is not empty, UsageError is raised before the command runs, unless --overwrite is given.
 
     Args:
         text: the help of --json.
-        all_ranks: whether all ranks of an MPI job raise the error; else only the rank that prints. If all ranks raise
-            it, the command must open the file after a collective call; otherwise a late rank takes the new file for an
-            old one.
+        all_ranks: whether all ranks of an MPI job raise UsageError for an existing file; else only the rank that
+            prints. If all ranks raise UsageError, the command must open the file after a collective call; otherwise a
+            late rank takes the new file for an old one.
         appends_with: name of the option with which the command appends to the file; the file may then exist.
     """
 
@@ -85,12 +63,12 @@ def json_option(
     return decorate
 
 
-def json_field(text: str, *, appends_with: str | None = None) -> Any:
-    """Return a dataclass field for --json FILE and --overwrite, for commands that run on all ranks of an MPI job.
+def json_field(*arguments: Any, **settings: Any) -> Any:
+    """Return a dataclass field for --json FILE and --overwrite, for a command under `take_options`.
 
-    The arguments are those of `json_option`, and `take_options` uses the field.
+    The arguments are those of `json_option`.
     """
-    return declare(lambda _: json_option(text, all_ranks=True, appends_with=appends_with))
+    return declare(lambda _: json_option(*arguments, **settings))
 
 
 def _require_new(json_file: str, alternative: str) -> None:
@@ -112,6 +90,26 @@ def list_given_options(*names: str) -> list[str]:
     context = click.get_current_context()
     options = {param.name: max(param.opts, key=len) for param in context.command.params}
     return [options[name] for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
+def read_given_options(*names: str) -> dict[str, str]:
+    """Return the options that the user gave to the running click command, with their values as strings.
+
+    An option has its shortest name, such as `-b`; a flag has the value "". `names` are the names of the parameters to
+    look at, such as `min_bytes`.
+    """
+    context = click.get_current_context()
+    given = {}
+    for param in context.command.params:
+        value = context.params.get(param.name or "")
+        if param.name not in names or context.get_parameter_source(param.name) is not ParameterSource.COMMANDLINE:
+            continue
+        if isinstance(param, click.Option) and param.is_flag:
+            if value == param.flag_value:
+                given[min(param.opts, key=len)] = ""
+        else:
+            given[min(param.opts, key=len)] = str(value)
+    return given
 
 
 def open_json_lines(json_file: str | None) -> RecordWriter:
@@ -138,7 +136,7 @@ def print_text(text: str, indent: str = "  ", *, prints: bool | None = None) -> 
 
     Args:
         text: one or more lines.
-        indent: put before continuation lines, after the indentation of the broken line.
+        indent: the string before each continuation line, after the indentation of the broken line.
         prints: whether this rank prints; None stands for `is_printing_rank()`.
     """
     if not (is_printing_rank() if prints is None else prints):
@@ -173,7 +171,7 @@ def print_table(
         numbers: headings of the columns to align right.
         wraps: headings of the columns whose cells may be broken at blanks.
         drops: headings of the columns that are left out where a table is too wide, the least important one first.
-        plain: no colours and lines, also on a terminal.
+        plain: whether the table has neither colours nor lines, even on a terminal.
         prints: whether this rank prints; None stands for `is_printing_rank()`.
     """
     if not (is_printing_rank() if prints is None else prints):

@@ -8,6 +8,7 @@ import click
 
 from hpccoll.cli.output import STDOUT, json_option, open_json_lines, print_table, print_text, require_outputs_writable
 from hpccoll.cli.run_record import make_run_record
+from hpccoll.processes import joint_failure
 from hpccoll.train.options import require_torch
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def parity(build: str, meshes: tuple[str, ...], backend: str, json_file: str | N
     model on a mesh. Losses, raw gradients, gradient norms, and parameters after SGD steps are compared. The report
     names the first parameter that differs, by how much, and the likely fault.
     """
-    from hpccoll.runtime import job, joint_failure
+    from hpccoll.runtime import job
 
     world = job.get_world()
     joint_failure.run_on_first_rank(world, lambda: require_outputs_writable({"--json": json_file}))

@@ -9,21 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from hpccoll.atomic_files import write_atomically
 from hpccoll.cli.failure import fail_alike
-from hpccoll.cli.output import (
-    STDOUT,
-    json_option,
-    list_given_options,
-    open_json_lines,
-    print_table,
-    print_text,
-    require_outputs_writable,
-)
+from hpccoll.cli.options import option, take_options
+from hpccoll.cli.output import STDOUT, json_field, open_json_lines, print_table, print_text, require_outputs_writable
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import make_serial_run_record
 from hpccoll.errors import CommunicationError, UsageError
@@ -39,82 +33,81 @@ MAX_TABLE_NODES = 12  # with more nodes, no table of pairs is printed
 SLOW, BROKEN = 1, CommunicationError.exit_status
 
 
+@dataclass(frozen=True, slots=True)
+class PreflightOptions:
+    """The options of `hpccoll preflight`, which this class declares for click and whose values it holds."""
+
+    sweeps: int = option(
+        "--sweeps", type=click.IntRange(1), default=5, show_default=True, help="How often to measure each pair."
+    )
+    size: str | None = option(
+        "--size", help="Size of the long message; default: what the median link transfers in about 20 ms."
+    )
+    threshold: float = option(
+        "--threshold",
+        type=click.FloatRange(0, 1, min_open=True, max_open=True),
+        default=0.6,
+        show_default=True,
+        help="A value is slow if it is below this fraction of the median of the others.",
+    )
+    limit: float = option(
+        "--limit",
+        type=click.FloatRange(0, min_open=True),
+        default=20.0,
+        show_default=True,
+        help="Seconds after which a message counts as lost.",
+    )
+    ranks_as_nodes: bool = option(
+        "--ranks-as-nodes", is_flag=True, help="Treat every rank as a node, to try preflight on one machine."
+    )
+    reach: bool = option(
+        "--reach", is_flag=True, help="Only check TCP between all nodes, without MPI; needs srun, one task per node."
+    )
+    save: bool = option(
+        "--save", is_flag=True, help="Store the rates of the links, by which auto weights an all_reduce."
+    )
+    exclude_file: str | None = option(
+        "--exclude-file", metavar="FILE", help="Write the --exclude= option to FILE; empty if there is no fault."
+    )
+    json_file: str | None = json_field(all_ranks=True)
+
+
 @click.command(epilog="Example: srun --nodes=4 --ntasks-per-node=1 hpccoll preflight --json preflight.jsonl")
-@click.option("--sweeps", type=click.IntRange(1), default=5, show_default=True, help="How often to measure each pair.")
-@click.option("--size", help="Size of the long message; default: what the median link transfers in about 20 ms.")
-@click.option(
-    "--threshold",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.6,
-    show_default=True,
-    help="A value is slow if it is below this fraction of the median of the others.",
-)
-@click.option(
-    "--limit",
-    type=click.FloatRange(0, min_open=True),
-    default=20.0,
-    show_default=True,
-    help="Seconds after which a message counts as lost.",
-)
-@click.option("--ranks-as-nodes", is_flag=True, help="Treat every rank as a node, to try preflight on one machine.")
-@click.option(
-    "--reach", is_flag=True, help="Only check TCP between all nodes, without MPI; needs srun, one task per node."
-)
-@click.option("--save", is_flag=True, help="Store the rates of the links, by which auto weights an all_reduce.")
-@click.option("--exclude-file", metavar="FILE", help="Write the --exclude= option to FILE; empty if there is no fault.")
-@json_option(all_ranks=True)
-def preflight(
-    sweeps: int,
-    size: str | None,
-    threshold: float,
-    limit: float,
-    ranks_as_nodes: bool,
-    reach: bool,
-    save: bool,
-    exclude_file: str | None,
-    json_file: str | None,
-) -> int:
+@take_options(PreflightOptions)
+def preflight(options: PreflightOptions) -> int:
     """Measure every pair of nodes and every single node, and name the nodes and links that are slow or broken.
 
     Only the first rank of each node takes part. Several pairs are measured at a time, but no node is in two pairs at a
     time. The last line of the output is an --exclude= option for sbatch. Exit status: 0 no fault; 1 something is slow;
     4 something is broken.
     """
-    if reach and not save:
-        results = check_reachability(*read_slurm_step(os.environ), limit)
-        return 0 if results is None else _report_reachability(results, threshold, exclude_file, json_file)
-    _require_node_links(save=save, ranks_as_nodes=ranks_as_nodes)
-    nbytes = parse_size(size) if size is not None else None
+    if options.reach and not options.save:
+        results = check_reachability(*read_slurm_step(os.environ), options.limit)
+        return 0 if results is None else _report_reachability(results, options)
+    if options.save and (options.reach or options.ranks_as_nodes):
+        raise UsageError("--save stores the rates of links between nodes; leave out --reach and --ranks-as-nodes")
+    nbytes = parse_size(options.size) if options.size is not None else None
     if nbytes == 0:
         raise UsageError("--size 0 measures no link; leave it out, or give a size such as --size 4M")
-    options = MeasurementOptions(sweeps, nbytes, limit, ranks_as_nodes)
+    measurement = MeasurementOptions(options.sweeps, nbytes, options.limit, options.ranks_as_nodes)
     world, failure = job.get_world(), job.load_mpi().Exception
     if world.rank != 0:
-        run_worker(world, options, failure)
+        run_worker(world, measurement, failure)
         return 0
     try:
-        coordinator = _check_outputs(Coordinator(world, options, failure), exclude_file, json_file)
+        coordinator = _check_outputs(Coordinator(world, measurement, failure), options)
     except UsageError as error:  # the other ranks have ended, so that no collective can share the error
         return fail_alike(error.exit_status, f"Error: {error}")
-    status = _get_exit_status(_measure(coordinator, threshold, exclude_file, json_file))
-    _save_link_rates(coordinator.results if save and status != BROKEN else None)
+    status = _get_exit_status(_measure(coordinator, options))
+    _save_link_rates(coordinator.results if options.save and status != BROKEN else None)
     coordinator.end_workers()
     if not coordinator.can_finalize:  # a lost message is still in flight, so MPI_Finalize would hang
         job.abort(status)
     return status
 
 
-def _require_node_links(*, save: bool, ranks_as_nodes: bool) -> None:
-    """Raise UsageError if --save is given with --reach or --ranks-as-nodes, which measure no links between nodes.
-
-    The arguments are the values of --save and --ranks-as-nodes.
-    """
-    if save and (ranks_as_nodes or list_given_options("reach")):
-        raise UsageError("--save stores the rates of links between nodes; leave out --reach and --ranks-as-nodes")
-
-
 def _save_link_rates(results: PreflightResults | None) -> None:
-    """Store the measured rates of the nodes' links where `auto` reads them, and name the file on standard error.
+    """Store the measured rates of the nodes' links where `auto` reads them; print the file's name to standard error.
 
     If `results` is None, nothing is stored.
     """
@@ -130,56 +123,52 @@ def _save_link_rates(results: PreflightResults | None) -> None:
     click.echo(f"# {path}: stored the rates of {format_count(len(results.nodes), 'link')}", err=True)
 
 
-def _check_outputs(coordinator: Coordinator, exclude_file: str | None, json_file: str | None) -> Coordinator:
-    """Return `coordinator`; raise UsageError if an output file (None: no file) cannot be written, on rank 0.
+def _check_outputs(coordinator: Coordinator, options: PreflightOptions) -> Coordinator:
+    """Return `coordinator`, the object of rank 0 that commands the other ranks, if the output files are writable.
 
-    Before the error, the other ranks are told to end.
+    If an output file cannot be written, the other ranks are told to end before this function raises UsageError.
     """
     try:
-        require_outputs_writable({"--exclude-file": exclude_file, "--json": json_file})
+        require_outputs_writable({"--exclude-file": options.exclude_file, "--json": options.json_file})
     except UsageError:
         coordinator.end_workers()
         raise
     return coordinator
 
 
-def _report_reachability(
-    results: PreflightResults, threshold: float, exclude_file: str | None, json_file: str | None
-) -> int:
+def _report_reachability(results: PreflightResults, options: PreflightOptions) -> int:
     """Write and print the results of --reach, a check of TCP connections between nodes; return the exit status."""
-    faults = find_faults(results, threshold)
-    with open_json_lines(json_file) as lines:
+    faults = find_faults(results, options.threshold)
+    with open_json_lines(options.json_file) as lines:
         lines.write(make_serial_run_record())
-        lines.write(_make_summary(results, threshold, faults))
-    _write_exclude_file(exclude_file, faults)
-    if faults and json_file != STDOUT:
+        lines.write(_make_summary(results, options.threshold, faults))
+    _write_exclude_file(options.exclude_file, faults)
+    if faults and options.json_file != STDOUT:
         _print_faults(faults)
     return _get_exit_status(faults)
 
 
-def _measure(
-    coordinator: Coordinator, threshold: float, exclude_file: str | None, json_file: str | None
-) -> list[FaultEntry]:
-    """Measure all nodes and pairs of nodes, on rank 0, while the other ranks obey; return the faults.
+def _measure(coordinator: Coordinator, options: PreflightOptions) -> list[FaultEntry]:
+    """Measure all nodes and pairs of nodes, on rank 0, while the other ranks carry out its commands; return the faults.
 
     Writes the records and the file of --exclude-file, and prints tables and faults. If the measurement is interrupted,
-    the records of the samples so far are still written. The arguments are the values of the options.
+    the records of the samples so far are still written.
     """
     results = coordinator.results
-    with open_json_lines(json_file) as lines:
-        if json_file is not None:
+    with open_json_lines(options.json_file) as lines:
+        if options.json_file is not None:
             lines.write(_make_run_record(results))
         try:
             with show_progress("rounds", coordinator.steps) as advance:
                 coordinator.measure_all(advance)
-            coordinator.remeasure_suspects(threshold)
+            coordinator.remeasure_suspects(options.threshold)
         finally:
             for record in _make_records(results):
                 lines.write(record)
-        faults = find_faults(results, threshold)
-        lines.write(_make_summary(results, threshold, faults))
-    _write_exclude_file(exclude_file, faults)
-    if json_file != STDOUT:
+        faults = find_faults(results, options.threshold)
+        lines.write(_make_summary(results, options.threshold, faults))
+    _write_exclude_file(options.exclude_file, faults)
+    if options.json_file != STDOUT:
         _print_results(results, faults)
     return faults
 
@@ -203,7 +192,7 @@ def _format_exclude_option(faults: list[FaultEntry]) -> str:
 
 
 def _write_exclude_file(exclude_file: str | None, faults: list[FaultEntry]) -> None:
-    """Write sbatch's option --exclude= to `exclude_file`, an empty file without faults; nothing if it is None."""
+    """Write sbatch's option --exclude= to `exclude_file`, an empty file without faults; write nothing if it is None."""
     if exclude_file is not None:
         write_atomically(exclude_file, _format_exclude_option(faults))
 
@@ -214,7 +203,7 @@ def _get_exit_status(faults: list[FaultEntry]) -> int:
 
 
 def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
-    """Return the records of all pairs and nodes (`preflight_pair`, `preflight_node`).
+    """Return the records of all pairs and nodes (`preflight_pair`, `preflight_node`), as dicts.
 
     The list is empty until all pairs were measured once.
     """
@@ -225,7 +214,7 @@ def _make_records(results: PreflightResults) -> list[dict[str, Any]]:
 
 
 def _make_summary(results: PreflightResults, threshold: float, faults: list[FaultEntry]) -> dict[str, Any]:
-    """Return the last record: nodes, `threshold` (of --threshold), faults, and the nodes to exclude."""
+    """Return the summary record as a dict with nodes, the value of --threshold, faults, and nodes to exclude."""
     excluded = tuple(list_excluded_nodes(faults))
     return PreflightSummaryRecord(results.nodes, threshold, tuple(faults), excluded).as_dict()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from hpccoll.profile.what_if import Prediction
 
 DIRECTORY: Final = "job.hpccoll"
+# Variables in which launchers count the restarts of a job: torchrun's --max-restarts, and SLURM's requeued jobs.
+RESTART_VARIABLES: Final = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 @click.command(
@@ -49,7 +52,7 @@ DIRECTORY: Final = "job.hpccoll"
     "--json", "json_file", metavar="FILE",
     help="With RECORDING: write the explanation and predictions as JSON records, one per line; - for standard output.",
 )  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Replace the file of --json if it exists.")
+@click.option("--overwrite", is_flag=True, help="Replace the recording, or the file of --json, if it exists.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENT]... | RECORDING")
 def profile(
     output: str | None,
@@ -70,16 +73,15 @@ def profile(
     SCRIPT is a Python program that communicates by mpi4py, torch.distributed or hpccoll. The recording changes neither
     the program's results nor the algorithms of its collectives.
 
-    RECORDING is a directory that `hpccoll profile -o` wrote, a GOAL schedule (NAME.goal), or Chakra execution traces
-    (NAME.et for NAME.0.et, ...). The command prints how efficient the job was, and what costs the most time. Put its
-    options after RECORDING: `hpccoll profile job.hpccoll --what-if balance`.
+    RECORDING is a directory that `hpccoll profile -o` wrote, a GOAL schedule (NAME.goal), Chakra execution traces
+    (NAME.et for NAME.0.et, ...), or a trace of liballprof. The command prints how efficient the job was, and what costs
+    the most time. Put its options after RECORDING: `hpccoll profile job.hpccoll --what-if balance`.
     """
     from hpccoll.profile import RecordingOptions, is_readable
 
     given = _list_words({"--export": exports, "--what-if": changes, "--apply": [script], "--json": [json_file]})
-    given += ["--overwrite"] * overwrite
     if is_readable(words[0]) and not is_module:
-        more = [*words[1:], *_list_words({"-o": [output]}), *given]
+        more = [*words[1:], *_list_words({"-o": [output]}), *given, *["--overwrite"] * overwrite]
         return _explain(words[0], more) if is_printing_rank() else 0
     directory = output or DIRECTORY
     if given:
@@ -89,7 +91,24 @@ def profile(
         raise UsageError(f"--from {from_s:g} --to {to_s:g} records nothing; give --to a later time")
     if Path(directory).is_file():
         raise UsageError(f"-o {directory}: is a file; name a directory for the recording")
+    _require_no_recording(directory, overwrite=overwrite)
     return _record(words, RecordingOptions(directory, from_s, to_s, every), is_module=is_module, drop_in=drop_in)
+
+
+def _require_no_recording(directory: str, *, overwrite: bool) -> None:
+    """Raise UsageError if `directory` has a recording, unless `overwrite` is set or a launcher restarts the job.
+
+    All ranks look before they connect, and the recorder writes files after all ranks have connected, so that no rank
+    takes a file of its own job for an earlier one.
+    """
+    from hpccoll.profile import is_readable
+
+    replaces = overwrite or any(os.environ.get(name, "0") != "0" for name in RESTART_VARIABLES)
+    if not replaces and Path(directory).is_dir() and is_readable(directory):
+        raise UsageError(
+            f"-o {directory}: has a recording; add --overwrite before the script to replace it, or name another "
+            "directory by -o"
+        )
 
 
 def _list_words(options: Mapping[str, Sequence[str | None]]) -> list[str]:
@@ -101,7 +120,7 @@ def _list_words(options: Mapping[str, Sequence[str | None]]) -> list[str]:
 
 
 def _explain(recording: str, words: Sequence[str]) -> int:
-    """Explain the recording at the path `recording`; return the exit status. `words` are the options of `explain`."""
+    """Explain the recording at the path `recording`; return the exit status. `words` are options such as `--json -`."""
     status: int = explain.main(words, f"hpccoll profile {recording}", standalone_mode=False, obj=recording)
     return status
 
@@ -152,7 +171,7 @@ def explain(
 
     explanation = explain_profile(read_recording(click.get_current_context().obj))
     what_if = WhatIf(explanation.graph) if changes or script else None
-    wanted = [each for change in changes for each in (DEFAULT_CHANGES if change == "default" else (change,))]
+    wanted = [named for change in changes for named in (DEFAULT_CHANGES if change == "default" else (change,))]
     predictions = what_if.predict(wanted) if what_if else []
     if json_file != STDOUT:
         print_text(format_screen(explanation))
@@ -180,9 +199,11 @@ def _print_predictions(predictions: list[Prediction]) -> None:
     if not predictions:
         return
     headings = ("what if", "time", "saving", "replay error")
-    rows = [(each.description, *each.format_values(), f"{each.error:.1%}") for each in predictions]
+    rows = [
+        (prediction.description, *prediction.format_values(), f"{prediction.error:.1%}") for prediction in predictions
+    ]
     print_text("")
     print_table("the recorded run with one change", headings, rows, headings[1:])
-    for each in predictions:
-        if each.assumption:
-            print_text(f"# {each.description}: {each.assumption}")
+    for prediction in predictions:
+        if prediction.assumption:
+            print_text(f"# {prediction.description}: {prediction.assumption}")

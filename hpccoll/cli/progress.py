@@ -42,7 +42,7 @@ def show_progress(
     from rich.table import Column
 
     console = Console(file=terminal)
-    # The description is last, and a narrow terminal breaks the description, which leaves room for the other columns.
+    # On a narrow terminal, the last column (the description) is broken, so that the other columns keep their room.
     left_column = TimeRemainingColumn() if get_seconds_left is None else TextColumn("{task.fields[left]}")
     bar_columns = (BarColumn(20), MofNCompleteColumn(), TextColumn(unit), left_column)
     room = max(console.width - BAR_WIDTH, 10)
@@ -84,7 +84,7 @@ class ProgressLines:
     def advance(self, description: str, steps: int = 1) -> None:
         """Count `steps` finished steps, and print the progress if the last line is LINE_INTERVAL_S seconds old.
 
-        A line is such as `# 12 of 91 rows, 60 s left: all_reduce 64 KiB`; its last words are `description`.
+        An example of a line is `# 12 of 91 rows, 60 s left: all_reduce 64 KiB`; its last words are `description`.
         """
         self._done += steps
         now = self._get_seconds()

@@ -26,7 +26,7 @@ COLUMNS = ("file", "tool", "operation", "ranks", "verdict", "buffers", "chunks m
 
 
 def are_published(names: Sequence[str]) -> bool:
-    """Whether all of `names` are files with schedules of other tools (MSCCL, TACCL); raise UsageError if only some."""
+    """Whether `names` are files with schedules of other tools (MSCCL, TACCL); raise UsageError if only some are."""
     published = [name for name in names if is_published_file(name)]
     if published and len(published) < len(names):
         other = next(name for name in names if name not in published)
@@ -39,11 +39,12 @@ def are_published(names: Sequence[str]) -> bool:
 
 
 def verify_published(paths: Sequence[str], buffered: int | None, machine: str | None, json_file: str | None) -> None:
-    """Prove the schedules of other tools in files, print a table, and raise HpccollError if one is wrong.
+    """Prove the schedules in files of other tools, write records, print a table; raise HpccollError if one is wrong.
 
     Args:
-        buffered: refuse a schedule that deadlocks with this number of buffered messages per link; None refuses none.
-        machine: the value of --machine, a network with whose optimum correct schedules are compared, or None.
+        buffered: refuse a schedule that deadlocks with this number of buffered messages per link; None skips this test.
+        machine: the value of --machine: the network with whose optimum correct schedules are compared; None without
+            --machine.
     """
     if not is_printing_rank():
         return
@@ -70,10 +71,10 @@ def verify_published(paths: Sequence[str], buffered: int | None, machine: str | 
 
 
 def _compare_with_optimum(verdict: PublishedVerdict, machine: str) -> tuple[float | None, str]:
-    """Return the largest share of a network's optimum that a schedule can reach, and a sentence about it.
+    """Return the largest fraction of a network's optimal bandwidth that a schedule can reach, and a sentence about it.
 
-    The share, at most 1, compares the busiest link with the tightest cut; it is None for a wrong schedule, or if the
-    optimum is unknown. `machine` is the value of --machine.
+    The fraction compares the schedule's busiest link with the links that limit every schedule on the network; it is
+    None for a wrong schedule, or if the optimum is unknown. `machine` is the value of --machine.
     """
     from hpccoll.synthesis.optimum import RULED, compute_optimum
     from hpccoll.synthesis.traffic import find_busiest_link
@@ -93,7 +94,7 @@ def _compare_with_optimum(verdict: PublishedVerdict, machine: str) -> tuple[floa
 
 
 def _find_root(program: BlockProgram) -> int:
-    """Return the root of a broadcast or reduce: the rank that has the input, or needs the output. Else return 0."""
+    """Return the root of a broadcast or reduce: the rank that has the input, or needs the output; 0 for other plans."""
     cells = program.outputs if program.operation is Operation.REDUCE else program.inputs
     return min(cell[0] for cell in cells)
 
@@ -102,9 +103,9 @@ def _make_record(verdict: PublishedVerdict, seconds: float, share: float | None)
     """Return the record about one file.
 
     Args:
-        verdict: the schedule of the file with its proof, or the reason why it is wrong.
+        verdict: the schedule in the file with its proof, or the reason why the schedule is wrong.
         seconds: the time of the proof.
-        share: the share of the network's optimum, None if unknown.
+        share: the largest fraction of the network's optimal bandwidth that the schedule can reach; None if unknown.
     """
     program, proof, plan = verdict.program, verdict.proof, verdict.plan_proof
     return PublishedScheduleRecord(
@@ -128,7 +129,7 @@ def _make_record(verdict: PublishedVerdict, seconds: float, share: float | None)
 
 
 def _print_verdicts(verdicts: Sequence[tuple[PublishedVerdict, PublishedScheduleRecord]]) -> None:
-    """Print a table with one row per file, and why correct schedules have no plan."""
+    """Print a table with one row per file, and why some correct schedules have no plan."""
     rows = []
     for verdict, record in verdicts:
         buffers = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from hpccoll.cli.output import is_printing_rank, print_table, print_text
@@ -21,14 +23,20 @@ from hpccoll.errors import UsageError
 @click.option("--no-compute", is_flag=True, help="Neither sleep nor spin where the program computed.")
 @click.option("-n", "--iterations", type=click.IntRange(1), default=3, show_default=True, help="Runs of each engine.")
 @click.option(
+    "--save", is_flag=True, help="Keep the run times in RECORDING, where hpccoll profile --what-if reads them."
+)
+@click.option(
     "--anonymous", metavar="DIR", help="Only write a copy without names of files, functions and hosts; run nothing."
 )
-def replay(recording: str, engines: str, spin: bool, no_compute: bool, iterations: int, anonymous: str | None) -> int:
-    """Run the communication of a recorded job with several engines, in turns.
+def replay(
+    recording: str, engines: str, spin: bool, no_compute: bool, iterations: int, save: bool, anonymous: str | None
+) -> int:
+    """Run the communication of a recorded job with several engines, in turns, and print the run time of each engine.
 
-    RECORDING is a directory that `hpccoll profile -o` wrote, a GOAL schedule (.goal) or the Chakra execution traces
-    NAME.RANK.et, given as NAME.et, of a job with as many ranks as this one. Where the program computed, ranks sleep for
-    the recorded time. The engines carry out the collectives; messages between two ranks go through MPI.
+    RECORDING is a directory that `hpccoll profile -o` wrote, a GOAL schedule (.goal), the Chakra execution traces
+    NAME.RANK.et, given as NAME.et, or the traces of liballprof, of a job with as many ranks as this one. Where the
+    program computed, ranks sleep for the recorded time. The engines carry out the collectives; messages between two
+    ranks go through MPI.
     """
     if anonymous is not None:
         from hpccoll.profile.anonymous import write_anonymous
@@ -40,17 +48,22 @@ def replay(recording: str, engines: str, spin: bool, no_compute: bool, iteration
     from hpccoll.profile import read_recording
     from hpccoll.profile.benchmark import ReplayBenchmark
     from hpccoll.profile.dependencies import build_graph
+    from hpccoll.profile.replay_times import write_replays
 
+    if save and (no_compute or not Path(recording).is_dir()):
+        raise UsageError("--save: needs a recording of hpccoll profile, and the pauses that --no-compute leaves out")
     if spin and no_compute:
         raise UsageError("--spin and --no-compute exclude each other; leave one of them out")
     graph = build_graph(read_recording(recording))
     benchmark = ReplayBenchmark(graph, engines.split(","), spins=spin, computes=not no_compute)
     times = benchmark.run(iterations)
     benchmark.close()
+    if save and is_printing_rank():
+        write_replays(recording, times)
     rows = [("recorded", f"{graph.run_s:.4g} s", "", "")]
-    for each in times:
-        bounds = f"{min(each.seconds):.4g} to {max(each.seconds):.4g} s"
-        rows.append((each.engine, f"{each.median_s:.4g} s", bounds, f"{times[0].median_s / each.median_s:.2f}"))
+    for timed in times:
+        bounds = f"{min(timed.seconds):.4g} to {max(timed.seconds):.4g} s"
+        rows.append((timed.engine, f"{timed.median_s:.4g} s", bounds, f"{times[0].median_s / timed.median_s:.2f}"))
     headings = ("engine", "median", "range", f"times as fast as {times[0].engine}")
     print_table(f"{recording}: {iterations} runs of each engine, in turns", headings, rows, headings[1:])
     return 0

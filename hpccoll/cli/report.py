@@ -43,9 +43,7 @@ _MAX_TEXT = 300
     "-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML page to write."
 )
 @click.option(
-    "--machine",
-    metavar=NETWORK_KINDS,
-    help="Machine model or network for lower bounds; default: a fitted model.",
+    "--machine", metavar=NETWORK_KINDS, help="Machine model or network for lower bounds; default: a fitted model."
 )
 @click.option(
     "--crash", "crash_directory", metavar="DIR", help="Explain a job that hung or crashed, from its recorder files."
@@ -93,8 +91,9 @@ def _write_page(files: tuple[str, ...], output: str, machine: str | None, no_bou
 
     Args:
         files: result files and directories.
-        output: the page.
-        machine: the value of --machine, None to fit models to the results.
+        output: the path of the page.
+        machine: the value of --machine; None fits models to the results.
+        no_bound: whether to leave out lower bounds of times.
     """
     from hpccoll.measure.results.output_file import explain_write_errors, require_writable
     from hpccoll.report.barrier_sections import build_barrier_sections
@@ -127,13 +126,13 @@ def _report_crash(directory: str, traces: str | None, json_file: str | None) -> 
 
     Args:
         directory: has the files of the job's flight recorder.
-        traces: directory for copies of these files in the format of PyTorch's `torchfrtrace`; None writes none.
+        traces: directory for copies of the recorder's files in the format of PyTorch's `torchfrtrace`; None: no copies.
         json_file: the value of --json; with `-`, only the record is printed.
     """
     from hpccoll.crash import analyze, format_analysis
+    from hpccoll.recordings import read_recordings, write_torch_traces
+    from hpccoll.recordings.job_evidence import make_evidence, observe_processes
     from hpccoll.report.crash_record import make_crash_record
-    from hpccoll.runtime.failure_detection.job_evidence import make_evidence, observe_processes
-    from hpccoll.runtime.recorder import read_recordings, write_torch_traces
 
     recorded = read_recordings(directory)
     if traces is not None:
@@ -156,23 +155,17 @@ def _report_crash(directory: str, traces: str | None, json_file: str | None) -> 
 def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str | None, no_bound: bool) -> BoundModels:
     """Return the models with which the page computes lower bounds of times.
 
-    Without --machine, a machine model is fitted to each job's results, which reads the result files again and shows
-    a progress bar.
+    Without --machine, this function reads the result files again, and fits a machine model to the results of each job;
+    meanwhile, it shows a progress bar.
 
     Args:
-        groups: the curves of the page, which state ranks and nodes of all jobs.
+        groups: the curves of the page, from which the ranks and nodes of all jobs are taken.
         machine: the value of --machine; None if it is not given.
         no_bound: the value of --no-bound; True computes no bounds.
     """
     from hpccoll.cli.machine_options import read_measured_rows
     from hpccoll.predict.machine_catalogue import load_machine
-    from hpccoll.report.bound_models import (
-        BoundModels,
-        collect_limits,
-        fit_machines,
-        list_job_sizes,
-        use_named_machine,
-    )
+    from hpccoll.report.bound_models import BoundModels, collect_limits, fit_machines, list_job_sizes, use_named_machine
 
     jobs = list_job_sizes(groups)
     if no_bound:
@@ -187,7 +180,7 @@ def _choose_models(results: Results, groups: Sequence[CurveGroup], machine: str 
 
 
 def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
-    """Return the operations and sizes that a recorded `hpccoll bench` command asked for; None for other commands."""
+    """Return the operations and sizes (`BenchRequest`) that a recorded `hpccoll bench` requested; None if not known."""
     from hpccoll.cli.bench import DEFAULT_PLACE, PLACES, bench
     from hpccoll.report.findings import BenchRequest
     from hpccoll.units import list_message_sizes
@@ -197,7 +190,8 @@ def _read_bench_request(run: RecordedRun) -> BenchRequest | None:
         return None
     try:
         options = bench.make_context("bench", words[2:], resilient_parsing=True).params
-        # The versions of hpccoll that wrote no field `sizes` measured from 8 bytes on, in and out of place, by default.
+        # Versions of hpccoll that wrote no field `sizes` measured from 8 bytes on, both in and out of place, by
+        # default.
         recorded = run.record.get("sizes")
         limits = options["min_bytes"] or "8", options["max_bytes"], int(options["factor"])
         sizes = tuple(recorded or list_message_sizes(*limits))

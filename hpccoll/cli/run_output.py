@@ -22,9 +22,9 @@ class RunOutput:
     Args:
         stack: the ExitStack that closes the file of records.
         run: the record of kind `run` (command, versions, hosts), as a dict.
-        writer: the open file of records.
+        writer: the writer of records, whose file is open.
         json_file: the value of --json.
-        stop_file: the value of --stop-file, whose existence stops the run; None for no such file.
+        stop_file: the value of --stop-file, a file whose existence stops the run; None for no such file.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class RunOutput:
                 self._advance(description)
 
     def show_share(self, share: float) -> None:
-        """Show the time left after `share`, from 0 to 1, of the rows that are measured in turns (one message size)."""
+        """Show the time left, when the fraction `share` of the measurements of the current message size is done."""
         if self._time_left is not None:
             self._time_left.update(share)
             if self._advance is not None:
                 self._advance(self._running, 0)
 
     def end_block(self, rows: Sequence[Iterations] = ()) -> None:
-        """Update the estimate of the time left after all rows of one message size are measured; write nothing.
+        """When all rows of a message size are measured, update the estimate of the time left; write nothing.
 
-        `rows` are the iterations of these rows.
+        For each row of the message size, `rows` has the number of iterations and the time of one iteration.
         """
         if self._time_left is not None:
             self._time_left.end_block(rows)
@@ -78,19 +78,19 @@ class RunOutput:
 
 
 def open_resumed_file(json_file: str | None, resume: str | None) -> RecordWriter:
-    """Return the open file for records: that of --resume, to which it appends, or else that of --json.
+    """Return a writer that appends records to the file of --resume or, without --resume, writes the file of --json.
 
-    The arguments are the values of these options; if both are None, nothing is written.
+    `json_file` and `resume` are the values of --json and --resume; if both are None, nothing is written.
     """
     return RecordWriter(resume or json_file, "--resume" if resume else "--json", resume=bool(resume))
 
 
 def read_resumed_file(path: str | None, run: Mapping[str, Any]) -> tuple[FileContents, FileContents] | None:
-    """Return the contents of a result file to resume twice: all records, and those that this run may continue.
+    """Return the contents of the result file `path`, and the part of the contents that this run may continue.
 
-    The second lacks records of other hosts, ranks, devices or versions than in `run`, this run's record of kind `run`.
-    `path` is the value of --resume. The result is None if it is None, or if the file does not exist, because a job
-    that may be requeued passes --resume at its first start, too.
+    A run may continue the records of runs with the same hosts, ranks, devices and versions. `run` is this run's record
+    of kind `run`, and `path` the value of --resume. The result is None if `path` is None, or if the file does not
+    exist, because a job that may be requeued passes --resume at its first start, too.
     """
     if path is None or not Path(path).exists():
         return None

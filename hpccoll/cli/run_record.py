@@ -35,7 +35,7 @@ def make_run_record(
     limit: HardwareLimit | None = None,
     fields: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the record of kind `run`: command, versions, hosts. Collective over the MPI communicator `world`.
+    """Return the record of kind `run` as a dict: command, versions, hosts. Collective over the communicator `world`.
 
     `devices` are the names of the accelerators; if `devices` is None, this function asks the CUDA driver. `sizes` are
     the message sizes to measure, in bytes, and `limit` the measured speed of memory or of links between nodes. `fields`
@@ -63,7 +63,7 @@ def make_run_record(
 
 
 def make_serial_run_record() -> dict[str, Any]:
-    """Return the record of kind `run` of a command that runs in one process; does not load MPI."""
+    """Return the record of kind `run`, as a dict, of a command that runs in one process; does not load MPI."""
     import platform
 
     import numpy as np
@@ -80,7 +80,7 @@ def make_serial_run_record() -> dict[str, Any]:
 def open_serial_output(json_file: str | None) -> Iterator[RecordWriter]:
     """Open the file of --json for a command that runs in one process, and write the record of kind `run` first.
 
-    Yields the writer of further records. None as `json_file` writes nothing.
+    Yields the writer of further records. If `json_file` is None, nothing is written.
     """
     with open_json_lines(json_file) as lines:
         if json_file is not None:
@@ -99,7 +99,7 @@ def write_serial_records(json_file: str | None, records: Iterable[Record]) -> No
 
 
 def _make_record(**fields: Any) -> dict[str, Any]:
-    """Return the record of kind `run` with `fields`, the command line, the current time and the SLURM job."""
+    """Return the record of kind `run`, as a dict, with `fields`, command line, current time and SLURM job."""
     from hpccoll.records import RunRecord
 
     command = " ".join(["hpccoll", *sys.argv[1:]])

@@ -52,7 +52,7 @@ def _print_tables(records: Sequence[ScalingRecord]) -> None:
     """
     get_key = attrgetter("op", "redop", "root", "in_place", "dtype", "buffer")
     for (op, redop, root, in_place, dtype, buffer), group in groupby(
-        sorted(records, key=lambda each: tuple(map(str, get_key(each)))), key=get_key
+        sorted(records, key=lambda record: tuple(map(str, get_key(record)))), key=get_key
     ):
         members = list(group)
         places = sorted({(point.nodes, point.ranks) for record in members for point in record.points})

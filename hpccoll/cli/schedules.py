@@ -66,7 +66,7 @@ class ScheduleCase:
     def compute_published_idle_time(self) -> float | None:
         """Return the idle time of a rank by the formula in the schedule's publication, in units of --pass-times.
 
-        The result is None if no formula holds for the numbers of stages and micro-batches, and for files.
+        The result is None for files, and if no formula holds for the numbers of stages and micro-batches.
         """
         if self.family is None:
             return None
@@ -138,9 +138,10 @@ def are_schedules(names: Sequence[str], *others: str) -> bool:
 
 
 def list_cases(names: Sequence[str], options: ScheduleOptions) -> list[ScheduleCase]:
-    """Return the named schedules with all numbers of stages and micro-batches in `options` that they allow.
+    """Return the named schedules, each with all numbers of stages and micro-batches in `options` that it allows.
 
-    `names` are schedules, files, or `schedules` for all. Raises UsageError if a schedule allows none of the numbers.
+    `names` are names of schedules, files with schedules, or `schedules` for all built-in schedules. Raises UsageError
+    if a schedule allows no combination of the numbers of stages and micro-batches.
     """
     cases = []
     expanded = [schedule for name in names for schedule in (list_schedule_names() if name == ALL else [name])]
@@ -159,10 +160,7 @@ def list_cases(names: Sequence[str], options: ScheduleOptions) -> list[ScheduleC
 
 
 def run_cases(
-    command: Literal["verify", "simulate"],
-    names: Sequence[str],
-    options: ScheduleOptions,
-    json_file: str | None,
+    command: Literal["verify", "simulate"], names: Sequence[str], options: ScheduleOptions, json_file: str | None
 ) -> None:
     """Prove and simulate pipeline schedules, write their records and print a table; raise HpccollError for wrong ones.
 
@@ -213,16 +211,16 @@ def _run_case(command: Literal["verify", "simulate"], case: ScheduleCase) -> Sch
 
 
 def _print_proofs(records: Sequence[ScheduleRecord]) -> None:
-    """Print one row per schedule: for how many pairs of stages and micro-batches it was proven.
+    """Print one row per schedule, with the number of pairs (stages, micro-batches) for which it was proven.
 
-    Messages, live activations and bubble are those of the largest pair.
+    The messages, live activations and bubble in a row are those for the largest numbers of stages and micro-batches.
     """
     columns = ("schedule", "proven", "stages", "micro-batches", "messages", "live activations", "bubble", "in words")
     rows = []
     for name, group in groupby(records, lambda record: record.schedule):
         own = list(group)
-        largest = max(own, key=lambda each: (each.stages or 0, each.microbatches or 0))
-        counts = (f"{min(each.stages or 0 for each in own)} to {largest.stages}", f"to {largest.microbatches}")
+        largest = max(own, key=lambda record: (record.stages or 0, record.microbatches or 0))
+        counts = (f"{min(record.stages or 0 for record in own)} to {largest.stages}", f"to {largest.microbatches}")
         most = max(largest.rank_activations or (0,))
         words = "" if is_schedule_file(name) else get_schedule(name).summary
         cells = (f"{len(own)}/{len(own)}", *counts, f"{largest.messages}", f"{most}", f"{largest.bubble:.1%}", words)
@@ -232,7 +230,7 @@ def _print_proofs(records: Sequence[ScheduleRecord]) -> None:
 
 
 def _print_simulations(records: Sequence[ScheduleRecord], times: PassTimes) -> None:
-    """Print one row per simulated schedule; `times` are the times of passes that were simulated."""
+    """Print one row per simulated schedule; `times` are the times of passes in the simulation."""
     columns = (
         "schedule",
         "ranks",
@@ -265,8 +263,9 @@ def _parse_pass_times(text: str, transfer: float) -> PassTimes:
     """Return the times of passes and messages.
 
     Args:
-        text: the value of --pass-times: forward, backward for inputs and for weights, such as `1,1,1`.
-        transfer: the time of a message in the same unit.
+        text: the value of --pass-times: times of a forward pass and of backward passes for inputs and for weights,
+            such as `1,1,1`.
+        transfer: the time of a message, in the unit of --pass-times.
 
     Raises:
         UsageError: `text` has another format, or a time that is not above 0.

@@ -6,7 +6,7 @@ With --json, the command writes one `SimulatedPlanRecord` per algorithm, rank co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from math import lcm
 from typing import TYPE_CHECKING, Any
@@ -15,23 +15,12 @@ import click
 
 from hpccoll.algorithms import Algorithm
 from hpccoll.cli.completion import complete_plans
-from hpccoll.cli.machine_options import ChosenMachine, add_machine_options, resolve_machine
-from hpccoll.cli.output import (
-    STDOUT,
-    is_printing_rank,
-    json_option,
-    list_given_options,
-    print_table,
-    print_text,
-)
+from hpccoll.cli.machine_options import ChosenMachine, MachineOptions
+from hpccoll.cli.options import argument, declare, option, option_group, take_options
+from hpccoll.cli.output import STDOUT, is_printing_rank, json_field, list_given_options, print_table, print_text
 from hpccoll.cli.progress import show_progress
 from hpccoll.cli.run_record import open_serial_output
-from hpccoll.cli.schedules import (
-    ScheduleOptions,
-    add_schedule_options,
-    are_schedules,
-    run_cases,
-)
+from hpccoll.cli.schedules import ScheduleOptions, add_schedule_options, are_schedules, run_cases
 from hpccoll.cli.verify import resolve_algorithms
 from hpccoll.errors import UsageError
 from hpccoll.plan import Machine, Operation, Simulation
@@ -63,14 +52,14 @@ COLUMNS = (
     *("algorithm", "ranks", "nodes", "size", "chunks", "steps"),
     *("sent mean", "sent most", "across", "time", "latency", "bandwidth"),
 )
-# Columns that a narrow terminal does not show; the first one is left out first.
+# Columns of the table that are left out on a narrow terminal, in this order.
 LESS_IMPORTANT = ("chunks", "sent most", "across", "sent mean", "bandwidth", "latency", "nodes", "steps")
 MAP_SIZES = sizes_between(8, 2**29, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCase:
-    """An algorithm, its number of chunks, and the simulation of it for one number of ranks and one message size."""
+    """An algorithm, its number of chunks, and its simulation for one number of ranks and one message size."""
 
     algorithm: Algorithm
     chunks: int
@@ -78,17 +67,43 @@ class SimulatedCase:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
-    """The values of --chunks (None: those of a run), --root, --full and --path."""
+class SimulateOptions:
+    """Argument and options of `hpccoll simulate`, which this class declares for click and whose values it holds."""
 
-    chunks: int | None
-    root: int
-    full: bool
-    show_path: bool
+    names: tuple[str, ...] = argument(
+        nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE... | FILE...", shell_complete=complete_plans
+    )
+    ranks: str = option(
+        "--ranks",
+        default=DEFAULT_RANKS,
+        show_default=f"{DEFAULT_RANKS}, or those of the files",
+        metavar="N,...",
+        help="Rank counts; with --map the largest.",
+    )
+    size: str | None = option(
+        "--size",
+        metavar="SIZE,...",
+        help=f"Message sizes S: 8, 64K, 1.5M.  [default: 8K; beyond {MOST_UNSYMMETRIC_RANKS} ranks, 4 bytes per rank "
+        "for algorithms that cut the message into a chunk per rank]",
+    )
+    machine_options: MachineOptions = option_group(MachineOptions)
+    chunks: int | None = option(
+        "--chunks", type=click.IntRange(1), help="Chunks of a pipelined message; default: those of a run."
+    )
+    root: int = option(
+        "--root", type=click.IntRange(0), default=0, show_default=True, help="Root rank of rooted operations."
+    )
+    full: bool = option("--full", is_flag=True, help="Simulate every rank, even if symmetry makes a few ranks enough.")
+    show_path: bool = option("--path", is_flag=True, help="Print the waits of the critical path, round by round.")
+    map_file: str | None = option(
+        "--map", metavar="FILE", help="Draw the fastest algorithm by ranks and size: .png .svg .pdf"
+    )
+    schedule_options: ScheduleOptions = declare(lambda _: add_schedule_options("4", "8"))
+    json_file: str | None = json_field()
 
 
 def _parse_rank_counts(text: str) -> list[int]:
-    """Return the numbers of ranks in `text`, such as `8,64`; raise UsageError for others than 1 to MAX_RANKS."""
+    """Return the numbers of ranks in `text`, such as `8,64`; raise UsageError for numbers outside 1 to MAX_RANKS."""
     counts = [part.strip() for part in text.split(",")]
     if not all(count.isdecimal() and 1 <= int(count) <= MAX_RANKS for count in counts):
         limits = f"from 1 to {MAX_RANKS} (memory grows with them)"
@@ -97,52 +112,19 @@ def _parse_rank_counts(text: str) -> list[int]:
 
 
 def _find_rank_counts(text: str, algorithms: Sequence[Algorithm]) -> list[int]:
-    """Return the numbers of ranks in `text`, the value of --ranks, or those of plans in files if it is not given."""
+    """Return the rank counts in `text` (--ranks) or, without --ranks, those of plans from files, if there are any."""
     own = sorted({algorithm.only_ranks for algorithm in algorithms if algorithm.only_ranks is not None})
     return _parse_rank_counts(text) if list_given_options("ranks") or not own else own
 
 
 def _parse_sizes(text: str | None) -> Sequence[int | None]:
-    """Return the message sizes in bytes in `text`, the value of --size; [None], for the defaults, if it is None."""
+    """Return the message sizes in bytes in `text` (--size); [None], the default size, if `text` is None."""
     return [None] if text is None else [parse_size(part) for part in text.split(",")]
 
 
 @click.command(epilog="Example: hpccoll simulate all_reduce/ring all_reduce/double_tree --ranks 24576 --machine summit")
-@click.argument("names", nargs=-1, metavar="OP/ALGORITHM... | SCHEDULE... | FILE...", shell_complete=complete_plans)
-@click.option(
-    "--ranks",
-    default=DEFAULT_RANKS,
-    show_default=f"{DEFAULT_RANKS}, or those of the files",
-    metavar="N,...",
-    help="Rank counts; with --map the largest.",
-)
-@click.option(
-    "--size",
-    metavar="SIZE,...",
-    help=f"Message sizes S: 8, 64K, 1.5M.  [default: 8K; beyond {MOST_UNSYMMETRIC_RANKS} ranks, 4 bytes per rank for "
-    "algorithms that cut the message into a chunk per rank]",
-)
-@add_machine_options
-@click.option("--chunks", type=click.IntRange(1), help="Chunks of a pipelined message; default: those of a run.")
-@click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Root rank of rooted operations.")
-@click.option("--full", is_flag=True, help="Simulate every rank, even if symmetry makes a few ranks enough.")
-@click.option("--path", "show_path", is_flag=True, help="Print the waits of the critical path, round by round.")
-@click.option("--map", "map_file", metavar="FILE", help="Draw the fastest algorithm by ranks and size: .png .svg .pdf")
-@add_schedule_options("4", "8")
-@json_option()
-def simulate(
-    names: tuple[str, ...],
-    ranks: str,
-    size: str | None,
-    chunks: int | None,
-    root: int,
-    full: bool,
-    show_path: bool,
-    map_file: str | None,
-    json_file: str | None,
-    schedule_options: ScheduleOptions,
-    **machine: Any,
-) -> None:
+@take_options(SimulateOptions)
+def simulate(options: SimulateOptions) -> None:
     """Predict the time, steps, bytes and critical path of algorithms on a machine model.
 
     OP without ALGORITHM selects all algorithms of an operation; FILE.py:FUNCTION is your own algorithm; FILE.json is a
@@ -153,35 +135,28 @@ def simulate(
     SCHEDULE is a pipeline schedule such as 1f1b, `schedules` for all of them, or a CSV file. The prediction is for
     stages of equal times: the idle time and the live activations of the ranks.
     """
-    if are_schedules(names, "ranks", "size", "chunks", "root", "full", "show_path", "map_file", *machine):
-        run_cases("simulate", names, schedule_options, json_file)
+    names, of_machine = options.names, [declared.name for declared in fields(MachineOptions)]
+    if are_schedules(names, "ranks", "size", "chunks", "root", "full", "show_path", "map_file", *of_machine):
+        run_cases("simulate", names, options.schedule_options, options.json_file)
         return
-    _reject_unused_options(map_file)
+    _reject_unused_options(options.map_file)
     algorithms = resolve_algorithms(names or ("all_reduce",))
-    counts, sizes = _find_rank_counts(ranks, algorithms), _parse_sizes(size)
-    chosen = resolve_machine(counts, machine, algorithms if names else [])
+    counts, sizes = _find_rank_counts(options.ranks, algorithms), _parse_sizes(options.size)
+    chosen = options.machine_options.resolve(counts, algorithms if names else [])
     if not is_printing_rank():
         return
-    if map_file is not None:
-        _write_map(algorithms, chosen, max(counts), map_file)
+    if options.map_file is not None:
+        _write_map(algorithms, chosen, max(counts), options.map_file)
         return
     combinations = [c for c in product(counts, sizes, algorithms) if c[2].only_ranks in (None, c[0])]
     selected = [c for c in combinations if can_run_on(c[2], c[0], chosen.for_ranks(c[0])) or c[2].full_name in names]
-    cases = _simulate_cases(selected, chosen, _Settings(chunks, root, full, show_path))
-    _record_and_print(cases, chosen, json_file, show_path=show_path)
-
-
-def _record_and_print(
-    simulated: Iterator[SimulatedCase], chosen: ChosenMachine, json_file: str | None, *, show_path: bool
-) -> None:
-    """Write the records of simulated algorithms to `json_file` as they finish, then print a table unless it is `-`."""
-    with open_serial_output(json_file) as lines:
-        cases = []
-        for case in simulated:
+    cases = []
+    with open_serial_output(options.json_file) as lines:
+        for case in _simulate_cases(selected, chosen, options):
             lines.write(_make_record(case, chosen))
             cases.append(case)
-    if json_file != STDOUT:
-        _print_cases(cases, chosen, show_path=show_path)
+    if options.json_file != STDOUT:
+        _print_cases(cases, chosen, show_path=options.show_path)
 
 
 def _reject_unused_options(map_file: str | None) -> None:
@@ -192,18 +167,18 @@ def _reject_unused_options(map_file: str | None) -> None:
 
 
 def _simulate_cases(
-    selected: Sequence[tuple[int, int | None, Algorithm]], chosen: ChosenMachine, settings: _Settings
+    selected: Sequence[tuple[int, int | None, Algorithm]], chosen: ChosenMachine, options: SimulateOptions
 ) -> Iterator[SimulatedCase]:
     """Simulate each (number of ranks, bytes, algorithm) in `selected`, and yield the results one by one.
 
-    If the bytes of a case are None, its size is the default size. The function shows a progress bar.
+    None as bytes in `selected` stands for the default message size. The function shows a progress bar.
     """
-    root, full = settings.root, settings.full
+    root, full = options.root, options.full
     with show_progress("simulated", len(selected)) as advance:
         for n, size, algorithm in selected:
             machine = chosen.for_ranks(n)
             nbytes = _choose_size(algorithm, n, machine) if size is None else size
-            count = settings.chunks or choose_forecast_chunks(algorithm, n, nbytes)
+            count = options.chunks or choose_forecast_chunks(algorithm, n, nbytes)
             plan = algorithm.plan(n, root, count, fill_nodes(n, machine))
             cost = plan.cost
             if full or not algorithm.grows_linearly:
@@ -211,7 +186,7 @@ def _simulate_cases(
             updates = (cost.steps * n if full else cost.steps) if cost is not None else n
             trace = updates <= (MAX_FULL_TRACE if full else MAX_TRACED_ROUNDS)
             trace &= (
-                settings.show_path
+                options.show_path
                 or plan.period is not None
                 or algorithm.is_two_level
                 or updates * n <= MAX_UNASKED_TRACE
@@ -252,7 +227,7 @@ def _require_symmetry(algorithm: Algorithm, n: int, machine: Machine, root: int)
 
 
 def _make_record(case: SimulatedCase, chosen: ChosenMachine) -> dict[str, Any]:
-    """Return the `SimulatedPlanRecord` of a simulated algorithm, as a dict; `chosen` gives the lower bounds."""
+    """Return the `SimulatedPlanRecord` of a simulated algorithm, as a dict; `chosen` is the simulated machine."""
     simulation = case.simulation
     plan, machine = simulation.plan, simulation.machine
     bound = chosen.compute_bounds(simulation)
@@ -305,7 +280,7 @@ def _make_path_entry(path: CriticalPath) -> CriticalPathEntry:
 def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine, *, show_path: bool) -> None:
     """Print a table of all simulated algorithms and how near they come to the optimum.
 
-    `show_path` also prints critical paths, of up to MAX_PRINTED_PATHS algorithms.
+    `show_path` also prints the critical paths, unless there are more than MAX_PRINTED_PATHS cases.
     """
     rows = [_make_row(case, chosen) for case in cases]
     print_table(f"Simulated on {chosen.title}", COLUMNS, rows, numbers=COLUMNS[1:], drops=LESS_IMPORTANT)
@@ -327,7 +302,7 @@ def _print_cases(cases: Sequence[SimulatedCase], chosen: ChosenMachine, *, show_
 
 
 def _describe_optima(cases: Sequence[SimulatedCase], chosen: ChosenMachine) -> list[str]:
-    """Return a line per operation and number of ranks: how near the fastest algorithm comes to the optimum."""
+    """Return a line per operation and rank count with a known optimum: how near the fastest algorithm comes to it."""
     fastest: dict[tuple[Operation, int], Simulation] = {}
     for case in cases:
         simulation = case.simulation
@@ -401,7 +376,7 @@ def _format_path(simulation: Simulation, path: CriticalPath) -> str:
 
 
 def _write_map(algorithms: Sequence[Algorithm], chosen: ChosenMachine, max_ranks: int, map_file: str) -> None:
-    """Simulate and draw the fastest algorithm for ranks up to `max_ranks` and sizes MAP_SIZES, into `map_file`."""
+    """Simulate algorithms on up to `max_ranks` ranks for the sizes MAP_SIZES; draw the fastest ones into `map_file`."""
     from hpccoll.measure.results.output_file import require_picture, save_picture
     from hpccoll.predict.forecast_grid import forecast_grid, list_rank_counts
     from hpccoll.predict.winner_map import draw_winner_map

@@ -12,7 +12,7 @@ from hpccoll.errors import UsageError
 from hpccoll.records import StartMethod
 
 if TYPE_CHECKING:
-    from hpccoll.measure.iteration_start import IterationStarter
+    from hpccoll.measure.iteration_start import BarrierStarter
     from hpccoll.runtime.job import RankLayout
 
 AUTO, DEFAULT_CLOCK = "auto", "hca3"
@@ -22,7 +22,7 @@ AUTO, DEFAULT_CLOCK = "auto", "hca3"
 class StartOptions:
     """The options for the start of timed iterations: at a time of a global clock (start window), or after a barrier.
 
-    If `clock` is None, the clock is DEFAULT_CLOCK; if `window_us` is None, windows adapt to the ranks.
+    If `clock` is None, the clock is DEFAULT_CLOCK; if `window_us` is None, the length of windows adapts to the ranks.
     """
 
     start: str = option(
@@ -48,14 +48,14 @@ class StartOptions:
             raise UsageError(f"--start barrier uses no clock; leave out {given}, or use --start window")
 
 
-def make_starter(options: StartOptions, comm: Any, layout: RankLayout, core_share: float | None) -> IterationStarter:
+def make_starter(options: StartOptions, comm: Any, layout: RankLayout, core_share: float | None) -> BarrierStarter:
     """Return the object that starts timed iterations on all ranks of `comm` at once. Collective.
 
     The object starts iterations at a time of a global clock (in windows), or after a barrier if the user asks for
-    barriers or windows cannot work. Windows need a core for every rank, and clocks that are synchronized in a share of
-    the run's time (`SyncBudget`). With more ranks than cores, iterations always start by barriers. Otherwise, if the
-    user asks for windows or names their clock or length, neither the measured share of a core nor the time of
-    synchronizing matters.
+    barriers or windows cannot work. Start windows need a core for every rank, and clocks that synchronize within a
+    share of the run's time (`SyncBudget`). With more ranks than cores, iterations always start by barriers. With a core
+    per rank, a user who gives `--start window`, --clock or --window always gets start windows. Without --start, --clock
+    and --window, iterations start by windows only if `core_share` and the time to synchronize clocks allow windows.
 
     `core_share` is the least share of a core that a rank gets, or None if it was not measured.
     """

@@ -90,8 +90,8 @@ def _write_plan(network: Network, operation: Operation, root: int, trees: int | 
     """Compute, prove and write a plan along optimal trees; print its trees and how near it comes to the optimum.
 
     Args:
-        trees: the number of trees per source; None for as many as the optimum needs.
-        pieces: into how many chunks the data of a tree is cut.
+        trees: the number of trees per source rank; None for as many as the optimum needs.
+        pieces: the number of chunks into which the data of each tree is cut.
         output: the plan's JSON file.
     """
     from hpccoll.plan.interchange.json_plans import to_json
@@ -109,7 +109,7 @@ def _write_plan(network: Network, operation: Operation, root: int, trees: int | 
 def _describe_forests(network: Network, plan: Plan, forests: list[Forest], root: int) -> str:
     """Return a sentence: number and height of the trees, and the share of the optimum that the busiest link allows.
 
-    `forests` has the trees of each phase of `plan`: two for an all_reduce, else one.
+    `forests` has the trees of each phase of `plan`; an all_reduce has two phases, any other operation has one.
     """
     from hpccoll.synthesis import compute_optimum
     from hpccoll.synthesis.optimum import ROOTED

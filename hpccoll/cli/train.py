@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpccoll.cli.completion import complete_strategies
-from hpccoll.cli.output import (
-    json_option,
-    list_given_options,
-    require_outputs_writable,
-)
+from hpccoll.cli.output import json_option, list_given_options, require_outputs_writable
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.cli.train_account import ACCOUNT_STEPS, account_training
 from hpccoll.cli.train_estimate import estimate_training
 from hpccoll.cli.train_output import TrainOutput
 from hpccoll.errors import UsageError
 from hpccoll.parallel.mesh import Mesh
+from hpccoll.processes import joint_failure
 from hpccoll.train.options import (
     ACTIVATIONS,
     DECAYS,
@@ -126,7 +123,7 @@ def train(
     """Train a model over a mesh of MPI ranks: mlp on handwritten digits, course on random vectors, gpt on text.
 
     STRATEGY is dp (data), tp (tensor), pp (pipeline), cp (context) or ep (expert parallelism) over all ranks, or a mesh
-    such as dp=2,tp=2,pp=2. Its words zero1, zero2 and zero3 set --zero, and sp sets --sequence-parallel.
+    such as dp=2,tp=2,pp=2. The words zero1, zero2 and zero3 set --zero, and sp sets --sequence-parallel.
     """
     _require_compatible(strategies)
     checkpoints, spares = CheckpointOptions(checkpoint, checkpoint_every, stop_file), options.pop("spares")
@@ -182,7 +179,7 @@ def _require_compatible_with_zero(zero: int) -> None:
 
 
 def _make_experts(experts: int | None = None, **options: Any) -> ExpertConfig:
-    """Return the mixture of experts that the options describe; raise UsageError for options without --experts.
+    """Return the mixture of experts that the options describe; raise UsageError for expert options without --experts.
 
     `experts` is the value of --experts, or None; `options` are the other options of experts that the user gave.
     """
@@ -228,14 +225,14 @@ def _run_train(given: _TrainArguments) -> int:
 
     `given` has the command's arguments.
     """
-    from hpccoll.runtime import job, joint_failure
+    from hpccoll.runtime import job
 
-    # If mpirun is another MPI library's, `get_world` reports this error, which would otherwise look like a wrong mesh.
+    # `get_world` reports an mpirun of another MPI library, which would otherwise look like a wrong mesh.
     world = job.get_world()
     options, mesh = given.options, Mesh.parse(given.strategy, _count_working_ranks(world.size, given.spares))
     options.require_mesh_fits(mesh)
     if options.survive:
-        from hpccoll.runtime.fault_tolerance import require_fault_tolerance
+        from hpccoll.failures.fault_tolerance import require_fault_tolerance
 
         require_fault_tolerance()  # before torch is imported, which takes seconds
     directory = joint_failure.run_on_first_rank(world, lambda: _open_outputs(given))
@@ -258,7 +255,7 @@ def _run_train(given: _TrainArguments) -> int:
 def _train_on_mesh(
     given: _TrainArguments, mesh: Mesh, device: str, directory: CheckpointDirectory | None, run: dict[str, Any]
 ) -> int:
-    """Train on a mesh of all ranks, without going on after deaths, and return the exit status; collective.
+    """Train on a mesh of all ranks, all of which must stay alive, and return the exit status; collective.
 
     Args:
         given: the command's arguments.
@@ -295,7 +292,7 @@ def _run_steps(
     directory: CheckpointDirectory | None,
     output: TrainOutput,
 ) -> int:
-    """Run all training steps that follow `start`, write the summary, and return the exit status; collective.
+    """Run all training steps after the state `start`, write the summary, and return the exit status; collective.
 
     `directory` is the directory of --checkpoint on rank 0; None on other ranks, or without --checkpoint.
     """
@@ -313,7 +310,7 @@ def _choose_status(summary: TrainSummaryRecord) -> int:
 
 
 def _count_working_ranks(ranks: int, spares: int) -> int:
-    """Return the number of ranks that train at first; raise UsageError if there is none."""
+    """Return the number of ranks that train from the start, without spares; raise UsageError if it is 0."""
     if spares >= ranks:
         raise UsageError(f"--spares {spares} leaves none of {ranks} ranks to train; give --spares {ranks - 1} or less")
     return ranks - spares

@@ -12,6 +12,7 @@ from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.output_file import require_picture
 from hpccoll.parallel.mesh import Mesh
+from hpccoll.processes import joint_failure
 from hpccoll.train.estimated_setup import make_training_setup
 from hpccoll.train.options import TrainOptions, require_torch, split_strategy
 from hpccoll.units import MB, format_count
@@ -44,9 +45,9 @@ ROUTING = (
 def account_training(strategies: Sequence[str], options: TrainOptions, json_file: str | None, plot: str | None) -> int:
     """Train a few steps on each mesh of `strategies`, and compare bytes, times and memory with estimates; collective.
 
-    Returns 1, an exit status, if bytes or memory are not as estimated. `plot` is the picture to draw, or None.
+    Returns the exit status: 1 if bytes or memory are not as estimated, else 0. `plot` is the picture's file, or None.
     """
-    from hpccoll.runtime import job, joint_failure
+    from hpccoll.runtime import job
 
     if options.device != "cpu":
         raise UsageError(f"--account measures the memory of a CPU; leave --device {options.device} out")
@@ -85,7 +86,8 @@ def account_training(strategies: Sequence[str], options: TrainOptions, json_file
 def find_wrong(record: TrainAccountRecord) -> list[str]:
     """Return the names of measured quantities that are not as estimated.
 
-    Bytes sent must be equal up to rounding, and the peak of memory within 5 %. Times are not judged.
+    The bytes sent must equal the estimate up to rounding, and the peak of memory must be within 5 % of the estimate.
+    Times may differ from the estimates by any amount.
     """
     return [
         entry.quantity
@@ -103,7 +105,7 @@ def print_account(records: Sequence[TrainAccountRecord]) -> None:
     first, rows = records[0], list(format_rows(records))
     title = f"{first.model}, {format_count(first.ranks, 'rank')}, batch {first.batch}: a training step"
     print_table(title, COLUMNS, rows, numbers=COLUMNS[2:])
-    shown = {each.quantity for record in records for each in record.entries}
+    shown = {entry.quantity for record in records for entry in record.entries}
     texts = [text for ending, text in EXPLANATIONS.items() if any(quantity.endswith(ending) for quantity in shown)]
     if any(entry.even is not None for record in records for entry in record.entries):
         texts.append(ROUTING)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from math import prod
 
-from hpccoll.cli.estimate import make_estimate_record, resolve_estimated_machine
+from hpccoll.cli.estimate import make_estimate_record
 from hpccoll.cli.estimate_tables import format_gb, print_estimate, print_rank_estimates
+from hpccoll.cli.machine_options import choose_machine
 from hpccoll.cli.output import STDOUT, get_launched_rank, is_printing_rank
 from hpccoll.cli.run_record import write_serial_records
 from hpccoll.errors import UnavailableError
@@ -20,17 +21,18 @@ def estimate_training(strategy: str, options: TrainOptions, machine: str | None,
     """Print the estimated memory and time of a training run, without training; return the exit status.
 
     Args:
-        strategy: the mesh, such as `dp=2,tp=2`; an axis without a number takes the ranks of the job.
+        strategy: the mesh, such as `dp=2,tp=2`; an axis without a number gets the number of ranks divided by the other
+            numbers.
         machine: the value of --machine; None for the default machine model.
 
     Raises:
-        UsageError: the mesh does not fit the job or the model, or the machine has no peak rate or no memory.
+        UsageError: the mesh does not fit the job or the model, or the machine model has no peak rate or no memory size.
         UnavailableError: the memory of a rank does not suffice.
     """
     mesh = Mesh.parse(strategy, _count_ranks(strategy))
     options.require_mesh_fits(mesh)
     setup, model = make_training_setup(options, mesh), options.model.name
-    step_estimate = make_estimate(setup, resolve_estimated_machine(machine, mesh.ranks))
+    step_estimate = make_estimate(setup, choose_machine(machine).machine)
     if not is_printing_rank():
         return 0 if step_estimate.fits else UnavailableError.exit_status
     write_serial_records(json_file, [make_estimate_record(model, step_estimate)])
@@ -47,7 +49,7 @@ def estimate_training(strategy: str, options: TrainOptions, machine: str | None,
 
 
 def _count_ranks(strategy: str) -> int:
-    """Return the ranks of the job, or the product of the numbers in `strategy` if no launcher started this process."""
+    """Return the number of ranks of the job, or of the mesh `strategy` if no launcher started this process."""
     if get_launched_rank() is None:
         return prod(int(number) for number in re.findall(r"=\s*(\d+)", strategy))
     from hpccoll.runtime import job

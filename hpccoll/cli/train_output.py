@@ -22,7 +22,7 @@ HEADINGS = ("step", "loss", "grad norm", "step ms", "comm ms", "bubble", "peak M
 
 
 class TrainOutput(RunOutput):
-    """Writes the records of a training run as steps finish, and prints a table of steps at the end; on one rank.
+    """On one rank, writes the records of a training run as steps finish, and prints a table of steps at the end.
 
     The constructor writes the run record and shows a progress bar. When the caller closes the ExitStack `stack`,
     `print_results` is called, also if the run fails. The attribute `steps` has the records of all steps, on each rank.
@@ -30,7 +30,7 @@ class TrainOutput(RunOutput):
     Args:
         json_file: the value of --json.
         run: the record of kind `run`.
-        start: the step after which the training starts.
+        start: the state from which the training starts, with the number of steps done before.
         appends: whether records are appended to the file of --json.
         prints: whether this rank writes and prints; None stands for rank 0.
     """
@@ -58,21 +58,23 @@ class TrainOutput(RunOutput):
         self._comparison: TrainCompareRecord | None = None
 
     def take_over(self) -> None:
-        """From now on, write and print on this rank in place of a dead one; records are appended to its file."""
+        """From now on, write and print on this rank in place of a dead one; append records to the file of --json."""
         if not self._prints:
             self._prints = True
             self._writer = self._stack.enter_context(RecordWriter(self._json_file, resume=True))
 
     def complete_steps(self, last: TrainStepRecord) -> None:
-        """Keep `last`, the record of the last step before ranks died, and write it, if it is not kept or written yet.
+        """Keep and write `last`, the record of the last step before ranks died, unless that is already done.
 
-        A rank that died may have written the record.
+        A rank that died may already have written this record to the file of --json.
         """
-        is_known = any(each.step == last.step for each in self.steps)
+        is_known = any(step.step == last.step for step in self.steps)
         if not is_known:
             self.steps.append(last)
         if self._prints and self._json_file is not None and not self.has_records_on_stdout:
-            written = [each for each in read_records(self._json_file, "--json").records if each["kind"] == last.kind]
+            written = [
+                record for record in read_records(self._json_file, "--json").records if record["kind"] == last.kind
+            ]
             is_known = bool(written) and written[-1]["step"] == last.step
         if not is_known:
             self.write(last)
@@ -174,7 +176,7 @@ def _format_summary(summary: TrainSummaryRecord) -> str:
 
 
 def format_recovery(record: TrainRecoveryRecord) -> str:
-    """Return one line about the death of ranks and the mesh that continues."""
+    """Return one line about the death of ranks and the mesh on which the training continues."""
     noun = "rank" if len(record.lost_ranks) == 1 else "ranks"
     dead = ", ".join(f"{rank} ({host})" for rank, host in zip(record.lost_ranks, record.lost_hosts, strict=True))
     return (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpccoll.cli.train_output import TrainOutput
 from hpccoll.communicator import survivors
-from hpccoll.runtime.joint_failure import run_on_first_rank_of
+from hpccoll.processes.joint_failure import run_on_first_rank
 from hpccoll.train.checkpoint import CheckpointDirectory
 from hpccoll.train.options import CheckpointOptions, TrainOptions
 from hpccoll.train.start import TrainingStart, load_start
@@ -59,7 +59,7 @@ class _Program:
     """The training of this rank on one mesh after another, as ranks die; the first rank of a mesh writes and prints.
 
     Args:
-        make_output: makes the output of the training; `TrainOutput` without its last arguments.
+        make_output: makes a `TrainOutput` from its arguments `start`, `appends` and `prints`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class _Program:
 
     def run(self, comm: Communicator) -> TrainSummaryRecord | None:
         """Train on the ranks of `comm`; return the summary, None on a rank that the mesh does not need; collective."""
-        self._directory = run_on_first_rank_of(comm, self._open_directory)
+        self._directory = run_on_first_rank(comm, self._open_directory)
         begun = self.training.start(comm)
         output = self._open_output(comm, begun.start, is_first=begun.recovery is None)
         if begun.last is not None:
@@ -122,11 +122,12 @@ class _Program:
         return start
 
     def _open_output(self, comm: Communicator, start: TrainingStart, *, is_first: bool) -> TrainOutput:
-        """Return this rank's output; the first rank of `comm` writes and prints from now on. Prints kept warnings.
+        """Return this rank's output, and print the warnings of `_load`; the first rank of `comm` writes and prints.
 
         Args:
             start: the state from which the training goes on.
-            is_first: whether no rank has died yet; the file of --json is then replaced unless there are checkpoints.
+            is_first: whether no rank has died yet; if none has, the file of --json is replaced unless there are
+                checkpoints.
         """
         if self._output is None:
             appends = self._checkpoints.directory is not None or not is_first

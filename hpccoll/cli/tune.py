@@ -26,14 +26,15 @@ from hpccoll.cli.run_output import RunOutput
 from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UnknownNameError, UsageError
 from hpccoll.plan import Operation
+from hpccoll.processes import joint_failure
 from hpccoll.units import format_size, list_message_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpccoll.arrays import DType
     from hpccoll.measure.tuning import TuningSession, TuningSweep
     from hpccoll.records import CollectiveRecord
-    from hpccoll.runtime.arrays import DType
     from hpccoll.selection.tuning_table import TuningSeries, TuningSite, TuningTable
 
 LINK_SWEEPS, LINK_LIMIT_S = 2, 20.0  # measurements of each link; seconds after which a message counts as lost
@@ -43,7 +44,7 @@ EXPORT_BUDGET_S = 120.0  # of --export, which measures every choice twice
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """The values of the arguments and options of `hpccoll tune`; each field is what its declaration names."""
+    """Arguments and options of `hpccoll tune`, which this class declares for click and whose values it holds."""
 
     operations: tuple[str, ...] = argument(metavar="[OP]...", nargs=-1, shell_complete=complete_operations)
     min_bytes: str | None = option(
@@ -66,7 +67,7 @@ class TuneOptions:
     output: str | None = option(
         "-o", "--output", metavar="FILE", help="Tuning table to write; default the file that auto reads."
     )
-    json_file: str | None = json_field("Write JSON Lines as rows finish; - for standard output.")
+    json_file: str | None = json_field("Write JSON Lines as rows finish; - for standard output.", all_ranks=True)
     show: bool = option("--show", is_flag=True, help="Print the stored table and measure nothing.")
     export: str | None = option(
         "--export",
@@ -103,7 +104,7 @@ def tune(options: TuneOptions) -> int:
 
 
 def _export(options: TuneOptions) -> int:
-    """Measure another library's algorithms and write its own file of rules (--export); return the exit status.
+    """Measure another library's algorithms and write its file of rules (--export); return the exit status.
 
     Collective over all ranks. Raises UsageError for options that --export does not take.
     """
@@ -125,7 +126,7 @@ def _export(options: TuneOptions) -> int:
 
 def _run(options: TuneOptions) -> int:
     """Time all algorithms and store the times, or print stored times (--show); return the exit status. Collective."""
-    from hpccoll.runtime import job, joint_failure
+    from hpccoll.runtime import job
 
     world = job.get_world().Dup()  # before other imports load MPI, as in `hpccoll bench`
     from hpccoll.communicator import Communicator
@@ -197,12 +198,12 @@ def _run_sessions(sessions: list[TuningSession], outputs: _TuneOutput | None) ->
 
 
 def _make_sweep(options: TuneOptions, nodes: int) -> TuningSweep:
-    """Return the operations, message sizes, element types and kinds of buffer to measure; raise if an option is wrong.
+    """Return the `TuningSweep` to measure: its operations, message sizes, element types and kinds of buffer.
 
-    `nodes` is the number of nodes of the job.
+    `nodes` is the number of nodes of the job. Raises UsageError if an option is wrong.
     """
+    from hpccoll.arrays import get_dtype
     from hpccoll.measure.tuning import TuningSweep
-    from hpccoll.runtime.arrays import get_dtype
     from hpccoll.selection.tuning_table import BufferKind
 
     default_buffers = ["host", "symmetric"] if nodes == 1 else ["host"]
@@ -235,10 +236,10 @@ def _parse_operations(options: TuneOptions) -> tuple[Operation, ...]:
 
 
 def _show_stored_table(options: TuneOptions, path: Path, site: TuningSite) -> None:
-    """Print the tuning table in the file `path`, only the operations that the user named, and write it for --json.
+    """Print the stored times of the operations that the user named, or of all operations, from the file `path`.
 
-    `site` (MPI library, host, layout of ranks) is named in the error if there is no table. With `--json -`, only JSON
-    is printed.
+    With --json, the whole table is written as well; with `--json -`, only JSON is printed. If there is no table, the
+    error names `site` (MPI library, host, layout of ranks).
     """
     from hpccoll.selection.tuning_files import read_table
 
@@ -291,16 +292,16 @@ class _TuneOutput(RunOutput):
     @property
     def measured(self) -> list[TuningSeries]:
         """The times measured so far, as one `TuningSeries` per operation, buffer, type and message size."""
-        return [series for session in self.sessions for series in session.found]
+        return [series for session in self.sessions for series in session.measured]
 
     def add(self, record: CollectiveRecord) -> None:
-        """Write the record of a measurement; write the tuning table, too, if a message size is complete."""
+        """Write the record of a measurement; after the last one of a message size, write the tuning table."""
         self.write(record, f"{record.op} {format_size(record.nbytes)}")
         if len(self.measured) > self.stored:
             self._store_table()
 
     def _store_table(self) -> TuningTable:
-        """Add the measured times to the stored tuning table, which another job may have changed; return the result."""
+        """Add the measured times to the stored tuning table, which other jobs may have changed; return the result."""
         from hpccoll.selection.tuning_files import extend_stored_table
         from hpccoll.selection.tuning_table import TuningTable
 
@@ -334,16 +335,16 @@ def _print_series(table: TuningTable, path: Path, series: Sequence[TuningSeries]
     print_text("auto takes the fastest; of candidates that tie, the winner of the next smaller size")
     print_text("tie: the 95 % intervals of the fastest and the next overlap, and their medians differ by at most 5 %")
     click.echo()
-    for each in series:
+    for member in series:
         rows = []
-        for point in each.points:
-            winner = each.find_winner(point.nbytes, {timing.name for timing in point.timings})
+        for point in member.points:
+            winner = member.find_winner(point.nbytes, {timing.name for timing in point.timings})
             if winner is None:
                 continue
             fastest, runner_up = winner.fastest, winner.runner_up
             tie = " (tie)" if winner.has_tie else ""
             next_cells = [runner_up.name + tie, f"{runner_up.us:.2f}"] if runner_up else ["-", "-"]
             rows.append([format_size(point.nbytes), fastest.name, f"{fastest.us:.2f}", *next_cells, point.measured])
-        title = f"{each.operation.value}, elements of {each.itemsize} B, {each.buffer} memory"
+        title = f"{member.operation.value}, elements of {member.itemsize} B, {member.buffer} memory"
         print_table(title, ("size", "fastest", "us", "next", "next us", "measured"), rows, ("size", "us", "next us"))
         click.echo()

@@ -20,12 +20,13 @@ from hpccoll.cli.run_record import make_run_record
 from hpccoll.errors import UsageError
 from hpccoll.library_rules import LibraryRules, SizeSamples, choose_rules, mpich, nccl, open_mpi
 from hpccoll.plan import Operation
+from hpccoll.processes import joint_failure
 from hpccoll.units import format_size
 
 if TYPE_CHECKING:
+    from hpccoll.arrays import ArrayModule
     from hpccoll.measure.library_tuning import LibraryTuning
     from hpccoll.records import CollectiveRecord
-    from hpccoll.runtime.arrays import ArrayModule
 
 NCCL = "nccl"
 
@@ -46,14 +47,14 @@ class ExportOptions:
 
 
 def list_operations(library: str, named: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return the operations to measure: `named`, or all that the file of rules of `library` knows if it is empty.
+    """Return the operations to measure: `named` or, if it is empty, all for which `library`'s files can have rules.
 
-    Raises UsageError for a named operation that the file does not know.
+    Raises UsageError for a named operation for which the library's files cannot have rules.
     """
     known = _LIBRARIES[library].operations
     for operation in named:
         if operation not in known:
-            valid = " ".join(each.value for each in known)
+            valid = " ".join(other.value for other in known)
             raise UsageError(f"--export {library} has no rules for {operation.value}; name some of {valid}")
     return tuple(named) or known
 
@@ -63,7 +64,7 @@ def export_rules(options: ExportOptions) -> int:
 
     Collective over all ranks.
     """
-    from hpccoll.runtime import job, joint_failure
+    from hpccoll.runtime import job
 
     job.load_mpi(multithreaded=options.multithreaded or options.library == NCCL)
     world = job.get_world().Dup()
@@ -82,12 +83,12 @@ def export_rules(options: ExportOptions) -> int:
 
 def _make_tuning(options: ExportOptions, world: Any) -> LibraryTuning:
     """Return the measurement of the library's algorithms, ready to run. Collective over the communicator `world`."""
+    from hpccoll.arrays import get_dtype
     from hpccoll.measure.interleaved import TimingOptions
     from hpccoll.measure.library_tuning import LibraryTuning
     from hpccoll.measure.stopping import StoppingRule
     from hpccoll.measure.tuning import FEWEST, MOST, TIGHT
     from hpccoll.peers.forced_algorithms import open_library
-    from hpccoll.runtime.arrays import get_dtype
 
     library, dtype = open_library(options.library, world), get_dtype(options.dtype)
     method = TimingOptions(StoppingRule(FEWEST, MOST, TIGHT, 1.0), warmup=2, check=True, seed=options.seed)
@@ -101,8 +102,8 @@ def _make_module(buffer: str, world: Any) -> ArrayModule:
 
     The ranks of a node take its GPUs in turn.
     """
+    from hpccoll.arrays import NUMPY, get_array_module
     from hpccoll.runtime import job
-    from hpccoll.runtime.arrays import NUMPY, get_array_module
 
     if buffer == "host":
         return NUMPY
@@ -111,7 +112,7 @@ def _make_module(buffer: str, world: Any) -> ArrayModule:
 
 
 def _describe_origin(options: ExportOptions, world: Any, layout: Any) -> tuple[str, ...]:
-    """Return sentences for the head of the file: command, date, MPI library, ranks; the same on every rank. Collective.
+    """Return sentences for the head of a file of rules: command, date, library, ranks; equal on every rank. Collective.
 
     `layout` is the distribution of ranks over nodes.
     """
@@ -150,9 +151,9 @@ class _ExportOutput(RunOutput):
 
 
 def _finish(options: ExportOptions, rules: LibraryRules, measured: Sequence[SizeSamples]) -> None:
-    """Write the files of `rules`; print the choices and the environment variables with which the library reads them.
+    """Write the files of `rules`; print the chosen algorithms, and the environment variables for reading the files.
 
-    Call it on rank 0 only.
+    Call this function on rank 0 only.
     """
     from hpccoll.measure.results.output_file import explain_write_errors
 
@@ -175,7 +176,7 @@ def _finish(options: ExportOptions, rules: LibraryRules, measured: Sequence[Size
 
 
 def _make_open_mpi_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
-    """Return the texts of Open MPI's files of rules, by path: `path`, and one for component `han` if it has rules.
+    """Return a dict from paths to texts of Open MPI's files of rules: `path` and, if needed, a file of component `han`.
 
     The file `path` is JSON if its suffix is .json.
     """
@@ -190,7 +191,7 @@ def _list_open_mpi_variables(path: Path, rules: LibraryRules) -> dict[str, str]:
 
 
 def _note_open_mpi(path: Path) -> str:
-    """Return a note on the releases of Open MPI that read the file `path`; an empty string if all of them do."""
+    """Return a note on the releases of Open MPI that read the file `path`; an empty string if all releases do."""
     return "# only Open MPI 6.0 and later read JSON; for 5.0, name a file without .json" * (path.suffix == ".json")
 
 
@@ -207,7 +208,7 @@ def _make_mpich_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
 
 
 def _make_nccl_files(rules: LibraryRules, path: Path) -> dict[Path, str]:
-    """Return the text of the CSV file of NCCL's example tuner plugin, by its path `path`."""
+    """Return a dict from `path` to the text of a CSV file for NCCL's example tuner plugin."""
     return {path: nccl.format_tuner_csv(rules)}
 
 
@@ -216,10 +217,10 @@ class _RulesLibrary:
     """How to write the files by which a library selects algorithms.
 
     Args:
-        operations: the operations for which the files have rules.
+        operations: the operations for which the files can have rules.
         make_files: returns the texts of all files, by path, for rules and the path of the main file.
         list_variables: returns the environment variables with which the library reads the files.
-        note: returns a note on the file for the user; it may be empty.
+        note: returns a note on the file for the user, or an empty string.
     """
 
     operations: tuple[Operation, ...]
@@ -243,10 +244,10 @@ def _print_choices(measured: Sequence[SizeSamples]) -> None:
     from hpccoll.statistics import median_interval
 
     rows = []
-    for each in measured:
-        default_us = median_interval(each.samples[DEFAULT]).value
-        speedup = f"{each.speedup:.2f}x" if each.chosen != DEFAULT else "-"
-        size = format_size(each.nbytes) if each.nbytes else "-"
-        rows.append([each.operation.value, size, f"{default_us:.2f}", each.chosen.label, speedup])
+    for sample in measured:
+        default_us = median_interval(sample.samples[DEFAULT]).value
+        speedup = f"{sample.speedup:.2f}x" if sample.chosen != DEFAULT else "-"
+        size = format_size(sample.nbytes) if sample.nbytes else "-"
+        rows.append([sample.operation.value, size, f"{default_us:.2f}", sample.chosen.label, speedup])
     columns = ("operation", "size", "default us", "choice", "speed-up")
     print_table("algorithms that are proven faster than the default", columns, rows, ("size", "default us", "speed-up"))

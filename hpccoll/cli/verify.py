@@ -1,9 +1,9 @@
 """`hpccoll verify`: proves plans for every rank count in a range, on all cores.
 
-Each algorithm is proven for every variant of root, chunk count and node layout that `list_variants` returns, and for
-0, 1, n-1, 7 and 1,000,003 elements. Plans that move a block per rank are also proven for blocks of random, different
-sizes (`draw_block_sizes`), except plans that `draw_block_sizes` excludes. With --json, the command writes
-one `ProvenPlanRecord` per algorithm and rank count, with the costs of the last variant that was proven.
+Each algorithm is proven for every variant of root, chunk count and node layout that `list_variants` returns, and for 0,
+1, 7, 1,000,003 and (number of ranks - 1) elements. Plans that move a block per rank are also proven for blocks of
+random, different sizes (`draw_block_sizes`), except plans that `draw_block_sizes` excludes. With --json, the command
+writes one `ProvenPlanRecord` per algorithm and rank count, with the costs of the last variant that was proven.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from itertools import groupby, product
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process, resource_tracker
+from signal import SIG_BLOCK, SIG_UNBLOCK, SIGINT, pthread_sigmask
 from threading import Thread
 
 import click
@@ -43,7 +45,7 @@ MAX_SERIAL_RANKS = 200  # sum of the rank counts up to which worker processes co
 def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, Nodes]]:
     """Yield the triples (root, number of chunks, layout of ranks on nodes) for which an algorithm is proven.
 
-    A parameter that `algorithm` does not have is 0, 1 or None, respectively.
+    If `algorithm` has no parameter `root`, `chunks` or `nodes`, the triples have 0, 1 or None in its place.
     """
     roots = sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1}) if "root" in algorithm.parameters else [0]
     if algorithm.file_plan is not None:
@@ -54,10 +56,10 @@ def list_variants(algorithm: Algorithm, ranks: int) -> Iterator[tuple[int, int, 
 
 
 def draw_block_sizes(algorithm: Algorithm, ranks: int) -> tuple[Count, ...]:
-    """Return two lists of block sizes, in elements, for which a plan is proven: some of 0, and all different ones.
+    """Return two lists of block sizes in elements: sizes from 0 to 3, and large sizes that are all different.
 
-    If no two blocks have equal sizes, a proof that a plan never sends a chunk to one of another size shows that it
-    never confuses two blocks. The proof then holds for all sizes of blocks.
+    If no two blocks have equal sizes, a proof that a plan never sends a chunk to one of another size shows that
+    the plan never confuses two blocks. The proof then holds for all sizes of blocks.
 
     The result is empty for operations whose message is one vector (such as all_reduce) instead of a block per rank, for
     a user's own algorithm, and for an all-to-all whose ranks forward blocks, which must be of equal size.
@@ -74,7 +76,7 @@ def draw_block_sizes(algorithm: Algorithm, ranks: int) -> tuple[Count, ...]:
 def list_node_layouts(ranks: int) -> dict[str, Nodes]:
     """Return the layouts of `ranks` ranks on nodes for which plans are proven, by a description such as `one node`.
 
-    A layout is None (one node), a tuple of the number of ranks on each node, or a tuple of the ranks on each node.
+    A layout is None (one node), a tuple of the number of ranks on each node, or a tuple of each node's tuple of ranks.
     """
     size = next((size for size in (4, 3, 2, 5, 7) if ranks % size == 0 and ranks > size), ranks)
     whole, rest = divmod(ranks, 6)
@@ -98,7 +100,7 @@ def format_layout(ranks: int, nodes: Nodes) -> str:
 
 
 def prove_variants(algorithm: Algorithm, ranks: int, *, survive: bool = False) -> ProvenPlanRecord:
-    """Prove an algorithm on `ranks` ranks for all variants of `list_variants`; return the record, also of failures.
+    """Prove an algorithm on `ranks` ranks for all variants of `list_variants`; return a record, which lists failures.
 
     With `survive`, the effect of the death of a rank on the others is proven as well (`check_survival`).
     """
@@ -159,7 +161,7 @@ def resolve_algorithms(names: Sequence[str]) -> list[Algorithm]:
 
 
 def _choose_default_ranks(algorithms: Sequence[Algorithm]) -> str:
-    """Return the value of --ranks if it is not given: that of the plans from files, else DEFAULT_RANKS.
+    """Return the default of --ranks: the number of ranks of the plans from files, else DEFAULT_RANKS.
 
     Raises UsageError if plans from files are for different numbers of ranks.
     """
@@ -175,7 +177,7 @@ def _resolve_registered(name: str) -> list[Algorithm]:
     operation = Operation.from_name(op) if slash else _find_operation(name)
     if slash:
         return [get_algorithm(operation, algorithm)]
-    return [each for each in list_algorithms() if each.operation is operation]
+    return [known for known in list_algorithms() if known.operation is operation]
 
 
 def _find_operation(name: str) -> Operation:
@@ -194,7 +196,8 @@ def _find_operation(name: str) -> Operation:
 def _prove_batch(tasks: list[tuple[str, int]], survive: bool) -> list[ProvenPlanRecord]:
     """Prove each (full name of an algorithm, number of ranks) in `tasks`, and return the records; in a worker process.
 
-    Tasks name algorithms, because algorithms cannot always be pickled. `survive` is as in `prove_variants`.
+    Tasks name algorithms, because algorithms cannot always be pickled. With `survive`, the effects of the death of a
+    rank are proven as well.
     """
     return [prove_variants(resolve_algorithms([name])[0], ranks, survive=survive) for name, ranks in tasks]
 
@@ -222,32 +225,52 @@ def prove_all(
 ) -> None:
     """Prove every algorithm on every number of `ranks`, in one worker process per core, and wait for all proofs.
 
-    `done` is called in this process with the record of each. No worker processes are used if there is little to prove,
-    only one core, or an algorithm from a file. `survive` is as in `prove_variants`.
+    `done` is called in this process with each record. No worker processes are used if there is little to prove, only
+    one core, or an algorithm from a file. With `survive`, the effects of the death of a rank are proven as well.
     """
-    tasks = [(each, n) for n in sorted(ranks, reverse=True) for each in algorithms]
+    tasks = [(algorithm, n) for n in sorted(ranks, reverse=True) for algorithm in algorithms]
     cores = len(os.sched_getaffinity(0))
-    from_files = any(loader.is_user_defined(each) for each in algorithms)  # worker processes have not loaded these
+    from_files = any(
+        loader.is_user_defined(algorithm) for algorithm in algorithms
+    )  # worker processes have not loaded these
     if from_files or cores == 1 or sum(n for _, n in tasks) <= MAX_SERIAL_RANKS * len(algorithms):
         for algorithm, n in tasks:
             done(prove_variants(algorithm, n, survive=survive))
         return
     # Tasks are sorted by rank count and distributed round-robin, so that all batches take about the same time.
     count = max(cores, len(tasks) // TASKS_PER_BATCH)
-    batches = [[(each.full_name, n) for each, n in tasks[first::count]] for first in range(count)]
+    batches = [[(algorithm.full_name, n) for algorithm, n in tasks[first::count]] for first in range(count)]
     # Worker processes are spawned, because a forked child could inherit a lock that the progress bar's thread holds.
     with ProcessPoolExecutor(cores, get_context("spawn"), initializer=_exit_with_parent) as pool:
         try:
-            for future in as_completed([pool.submit(_prove_batch, batch, survive) for batch in batches]):
+            with _block_interrupts():
+                futures = [pool.submit(_prove_batch, batch, survive) for batch in batches]
+            for future in as_completed(futures):
                 for result in future.result():
                     done(result)
         except BaseException:
+            for worker in active_children():  # a batch may take seconds
+                worker.kill()
             pool.shutdown(cancel_futures=True)
             raise
 
 
+@contextmanager
+def _block_interrupts() -> Iterator[None]:
+    """Block SIGINT in this thread; processes that the `with` block starts never get the SIGINT of Ctrl-C.
+
+    A SIGINT during the `with` block raises KeyboardInterrupt at its end.
+    """
+    resource_tracker.ensure_running()  # its start, which the first process needs, unblocks SIGINT
+    pthread_sigmask(SIG_BLOCK, [SIGINT])
+    try:
+        yield
+    finally:
+        pthread_sigmask(SIG_UNBLOCK, [SIGINT])
+
+
 def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlanRecord]) -> None:
-    """Print one row per algorithm: how many of its plans are proven, and the cost of its largest number of ranks."""
+    """Print one row per algorithm: how many of its plans are proven, and its cost on the largest number of ranks."""
     columns = ("algorithm", "proven", "steps", "mean", "most", "cpu s", "stated cost")
     rows = []
     for algorithm in algorithms:
@@ -269,7 +292,7 @@ def _print_results(algorithms: Sequence[Algorithm], results: Sequence[ProvenPlan
 
 
 def _print_deaths(results: Sequence[ProvenPlanRecord]) -> None:
-    """Print how many deaths of a rank were tried, and after how many of them only some other ranks have a result.
+    """Print how many deaths of a rank were tried, and after how many of them only some survivors have the result.
 
     Prints nothing without --survive.
     """
@@ -279,12 +302,13 @@ def _print_deaths(results: Sequence[ProvenPlanRecord]) -> None:
     split = sum(result.split_deaths or 0 for result in results)
     click.echo(
         f"{deaths} deaths of a rank: no survivor waits for ever or has a wrong result. After {split} of them, some "
-        "survivors have the result while others raise RankLostError; the output of a rank that raises is undefined."
+        "survivors have the result while others raise RankLostError. A rank that raises knows the dead rank, but not "
+        "which other ranks have the result; its output is undefined."
     )
 
 
 def _print_layouts(rank_counts: Sequence[int]) -> None:
-    """Print one row per kind of layout of ranks on nodes, with the layouts of the least and of the most ranks.
+    """Print one row per kind of layout of ranks on nodes, with the layouts for the fewest and the most ranks.
 
     `rank_counts` are the numbers of ranks for which plans were proven.
     """
@@ -336,9 +360,9 @@ def verify(
     SCHEDULE is a pipeline schedule such as 1f1b, or `schedules` for all of them; FILE.csv is a schedule in a format of
     torch.distributed.pipelining. A wrong schedule is refused with rank, action and reason.
 
-    FILE.xml and FILE.json are schedules of MSCCL, MSCCL++, TE-CCL or TACCL. A wrong one is refused with rank, thread
+    FILE.xml and FILE.json are schedules of MSCCL, MSCCL++, TE-CCL or TACCL. A wrong file is refused with rank, thread
     block, step and chunk: `hpccoll verify allreduce.xml --buffered 1`. With --machine, the output also states how near
-    a right one comes to the optimum of a network: its busiest link, against the tightest cut.
+    a right schedule comes to the optimum of a network: its busiest link, against the tightest cut.
     """
     if are_published(names):
         if survive:
@@ -357,7 +381,7 @@ def verify(
 
 
 def _verify_algorithms(names: Sequence[str], ranks: str | None, json_file: str | None, *, survive: bool) -> None:
-    """Prove algorithms, print a table, and raise HpccollError if one is wrong. The arguments are those of `verify`."""
+    """Prove algorithms for `ranks` (--ranks), write records, print a table; raise HpccollError if one is wrong."""
     algorithms = resolve_algorithms(names)
     counts = parse_rank_counts(ranks or _choose_default_ranks(algorithms))
     if not is_printing_rank():
@@ -377,7 +401,7 @@ def _verify_algorithms(names: Sequence[str], ranks: str | None, json_file: str |
         _print_deaths(results)
         if any("nodes" in algorithm.parameters for algorithm in algorithms):
             _print_layouts(counts)
-    failures = [failure for result in sorted(results, key=lambda each: each.ranks) for failure in result.failures]
+    failures = [failure for result in sorted(results, key=lambda result: result.ranks) for failure in result.failures]
     if failures:
         raise HpccollError(
             f"{format_count(len(failures), 'plan')} {'is' if len(failures) == 1 else 'are'} wrong:\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 2**17
 LIBRARY_NAME = "the MPI library's own collective"
-# The sources of a selection, and what `which` prints about them.
+# Maps each source of a selection to the phrase that `hpccoll which` prints about it.
 SOURCES = {
     "table": "times that hpccoll tune measured here",
     "links": "rates of links that hpccoll preflight --save or hpccoll tune measured",
@@ -45,6 +46,7 @@ class _Call:
     dtype: str
     redop: str
     buffer: BufferKind
+    machine: str | None  # the network of --machine
 
 
 @click.command(epilog="Example: hpccoll which all_gather 1M --ranks 4")
@@ -73,9 +75,9 @@ def which(
 ) -> None:
     """Print the algorithm that `auto` runs for an operation and message size, and why; nothing is measured.
 
-    SIZE is the message size as in `hpccoll bench`: 8, 64K, 1.5M. Where there is a block per rank, as in all_gather, it
-    counts all blocks together. With --machine, the optimum of the operation on a network is printed, and for a machine
-    model the share of it that the algorithm reaches in simulation.
+    SIZE is the message size as in `hpccoll bench`: 8, 64K, 1.5M. Where there is a block per rank, as in all_gather,
+    SIZE counts all blocks together. With --machine, the optimum of the operation on a network is printed, and for a
+    machine model the share of the optimum that the algorithm reaches in simulation.
     """
     count = ranks or os.cpu_count() or 1
     if count % nodes:
@@ -83,7 +85,7 @@ def which(
     operation = Operation.from_name(op)
     if size is None and operation is not Operation.BARRIER:
         raise UsageError(f"which {op}: the algorithm depends on the message size; add one, such as 64K")
-    call = _Call(operation, parse_size(size or "0"), count, nodes, dtype, redop, BufferKind(buffer))
+    call = _Call(operation, parse_size(size or "0"), count, nodes, dtype, redop, BufferKind(buffer), machine)
     if not is_printing_rank():
         return
     selection, refusal, place = _select(call)
@@ -109,9 +111,9 @@ def _select(call: _Call) -> tuple[Selection, str, str]:
 
 
 def _find_table(ranks: int, nodes: int) -> tuple[TuningTable | None, str]:
-    """Return the tuning table that a job of `ranks` ranks on `nodes` nodes like this host reads, and its path.
+    """Return the tuning table, and its path, for a job of `ranks` ranks on `nodes` nodes that are like this host.
 
-    If there is no table, the result is None and the reason.
+    If there is no tuning table, the result is None and the reason why there is none.
     """
     from hpccoll.runtime import job
 
@@ -129,12 +131,12 @@ def _find_table(ranks: int, nodes: int) -> tuple[TuningTable | None, str]:
 
 
 def _inspect_reduction(call: _Call) -> tuple[int, str]:
-    """Return the bytes of an element, and why the MPI library's collective cannot run the call; "" if it can.
+    """Return the size of an element in bytes, and why the MPI library's collective cannot run the call, "" if it can.
 
     Raises:
         ReductionError, UnknownNameError: the dtype or the reduction does not exist, or they do not go together.
     """
-    from hpccoll.runtime.arrays import Reduction, get_dtype
+    from hpccoll.arrays import Reduction, get_dtype
 
     dtype, reduction = get_dtype(call.dtype), Reduction.parse(call.redop)
     if call.operation.reduces:
@@ -170,7 +172,7 @@ def _make_record(call: _Call, selection: Selection) -> SelectionRecord:
 def _describe_optimum(call: _Call, selection: Selection, name: str) -> str:
     """Return a sentence: the least time of the call on the network or machine model `name`.
 
-    For a machine model, it adds the time of the selected algorithm in simulation.
+    For a machine model, the sentence also states the simulated time of the selected algorithm.
     """
     from hpccoll.predict.forecast import can_run_on, forecast
     from hpccoll.predict.machine_catalogue import load_machine
@@ -213,7 +215,17 @@ def _format_selection(call: _Call, selection: Selection, refusal: str, place: st
         lines.append(f"optimum {optimum}")
     if refusal:
         lines.append(f"not mpi {refusal}")
-    measure = f"mpirun -n {ranks} hpccoll bench {operation.value}"
-    if operation is not Operation.BARRIER:
-        measure += f" -b {call.nbytes} -e {call.nbytes}"
-    return "\n".join([*lines, f"next    {measure}" if call.nodes == 1 else "next    hpccoll bench in such a job"])
+    return "\n".join([*lines, f"next    {_format_bench(call)}"])
+
+
+def _format_bench(call: _Call) -> str:
+    """Return a command that measures a call; on several nodes, with a note on the layout of the job."""
+    words = ["mpirun", "-n", str(call.ranks), "hpccoll", "bench", call.operation.value]
+    if call.operation is not Operation.BARRIER:
+        words += ["-b", str(call.nbytes), "-e", str(call.nbytes)]
+        words += ["-d", call.dtype] if call.dtype != "float32" else []
+        words += ["-o", call.redop] if call.operation.reduces and call.redop != "sum" else []
+        words += ["--buffer", call.buffer.value] if call.buffer is not BufferKind.HOST else []
+    words += ["--machine", call.machine] if call.machine is not None else []
+    note = f", in a job of {format_count(call.nodes, 'node')}" if call.nodes > 1 else ""
+    return shlex.join(words) + note

@@ -10,10 +10,10 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from hpccoll.arrays import DType, as_buffer, export_array, import_array, is_foreign, is_torch_tensor
 from hpccoll.errors import BufferError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import BlockCounts, parse_counts
-from hpccoll.runtime.arrays import DType, as_buffer, export_array, import_array, is_foreign, is_torch_tensor
 
 Finish: TypeAlias = Callable[[Any], Any]  # makes the user's result from the runtime's
 IN_PLACE: Final = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST, Operation.SCAN, Operation.EXSCAN)
@@ -29,8 +29,8 @@ class AdaptedArguments:
         x: the input array that the collective reads.
         out: the output array, or None.
         finish: makes the result for the user, such as a list, from the result of the collective.
-        counts: the number of rows of each block and, in an all_to_all, of each block that this rank receives; None if
-            all blocks have the same size.
+        counts: a pair: the number of rows of each block that is sent or gathered, and the number of rows of each block
+            that an all_to_all receives; None if all blocks have the same size.
     """
 
     x: Any
@@ -52,15 +52,15 @@ def adapt_arguments(
     """Return arrays that replace `x` and `out` if one is a list or an array of another library; else None. Local.
 
     A list `x` is copied into one array, and the result is copied into the arrays of a list `out`. The arrays of a list
-    may differ in shape if all ranks know all sizes. A foreign array (of a library that is known by DLPack only, such as
-    JAX) is never written, because many foreign arrays are immutable: without `out`, the result is a new array of the
-    same library.
+    may differ in shape if all ranks know the sizes of all these arrays. A foreign array (of a library that is known by
+    DLPack only, such as JAX) is never written, because many foreign arrays are immutable: without `out`, the result is
+    a new array of the same library.
 
-    The arguments are those of the collective, and the number of this rank (`rank`) and of all ranks (`size`).
+    The arguments are those of the collective, with the number of this rank as `rank` and the number of ranks as `size`.
 
     Raises:
-        BufferError: the operation takes no list, or arrays of a list differ in number, dtype or library, or in shape
-            where the other ranks cannot know it.
+        BufferError: the operation takes no list; a list does not have one array per rank; or the arrays of a list
+            differ in dtype or library, or in shape although other ranks cannot know the shapes.
     """
     if operation is Operation.SCATTER and rank != root:
         x = None  # only the root's array is read
@@ -82,12 +82,12 @@ def _adapt_call(
 ) -> AdaptedArguments:
     """Join a list `x` into one array, import arrays of other libraries, and return the arguments of the collective.
 
-    The arguments include a function that gives the result the form of the user's input; call it on ranks with a result.
-    The arguments are those of `adapt_arguments`.
+    The parameters are those of `adapt_arguments`. The `finish` of the returned object turns the result of the
+    collective into the form of the user's input; it is called on ranks with a result.
     """
     listed, listed_out = isinstance(x, list | tuple), isinstance(out, list | tuple)
     _require_lists(operation, listed, listed_out)
-    foreign = next((each for each in (x if listed else (x,)) if is_foreign(each)), None)
+    foreign = next((array for array in (x if listed else (x,)) if is_foreign(array)), None)
     array, shapes = import_array(x, "x") if is_foreign(x) else x, None
     if listed:
         exchanges = operation is Operation.ALL_TO_ALL and listed_out and _takes_counts(algorithm)
@@ -108,7 +108,7 @@ def _adapt_call(
 
 @dataclass(frozen=True, slots=True)
 class JoinedBlocks:
-    """A list of arrays, one per rank, copied into one array; `counts` is None if all have the same number of rows."""
+    """A list of arrays, one per rank, copied into one array; `counts` is the collective's argument of that name."""
 
     array: Any
     shapes: list[tuple[int, ...]]
@@ -118,12 +118,12 @@ class JoinedBlocks:
     def from_list(
         cls, operation: Operation, arrays: Any, size: int, counts: BlockCounts | None, *, uneven: bool, out_listed: bool
     ) -> JoinedBlocks:
-        """Copy the arrays of a list into one array; raise BufferError if their shapes do not go together.
+        """Copy the arrays of a list into one array; raise BufferError if their shapes are incompatible.
 
         Args:
             arrays: the list, with one array per rank.
             size: the number of ranks.
-            counts: the numbers of rows that the user passed, or None.
+            counts: the number of rows of each array, as the user passed them; None if the user passed none.
             uneven: whether the collective is told the size of each block even if all sizes are equal.
             out_listed: whether the user passes a list for the output.
         """
@@ -159,16 +159,16 @@ def split_into(
         counts: the number of rows of each block, if blocks differ in size, else None.
 
     Raises:
-        BufferError: the arrays of `out` differ from the result in number, dtype or size.
+        BufferError: `out` does not have one array per rank, or an array of `out` has a wrong dtype or size.
     """
     if len(out) != size:
         raise BufferError(f"out is a list of {len(out)} arrays; pass one array for each of {size} ranks")
     source = as_buffer(x, "x", writable=False)
-    buffers = [as_buffer(each, f"out[{at}]", writable=True) for at, each in enumerate(out)]
+    buffers = [as_buffer(array, f"out[{at}]", writable=True) for at, array in enumerate(out)]
     sizes = tuple(buffer.count for buffer in buffers)
     gathers = operation is not Operation.ALL_TO_ALL
     expected = [source.count if gathers else source.count // size] * size
-    if not gathers and counts is not None and counts[1] is None:  # a list of arrays of any sizes on both sides
+    if not gathers and counts is not None and counts[1] is None:  # input and output are lists of arrays of any sizes
         counts, expected = (counts[0], sizes), list(sizes)
     elif counts is not None:
         row = math.prod(source.shape[1:])
@@ -193,8 +193,8 @@ def _check_list(arrays: Any, size: int) -> tuple[list[Any], list[tuple[int, ...]
     """
     if len(arrays) != size:
         raise BufferError(f"x is a list of {len(arrays)} arrays; pass one array for each of {size} ranks")
-    native = [import_array(each, f"x[{at}]") if is_foreign(each) else each for at, each in enumerate(arrays)]
-    buffers = [as_buffer(each, f"x[{at}]", writable=False) for at, each in enumerate(native)]
+    native = [import_array(array, f"x[{at}]") if is_foreign(array) else array for at, array in enumerate(arrays)]
+    buffers = [as_buffer(array, f"x[{at}]", writable=False) for at, array in enumerate(native)]
     for at, buffer in enumerate(buffers):
         if buffer.dtype != buffers[0].dtype:
             raise BufferError(
@@ -207,7 +207,7 @@ def _check_list(arrays: Any, size: int) -> tuple[list[Any], list[tuple[int, ...]
 
 
 def _require_rows(operation: Operation, shapes: list[tuple[int, ...]], rows: Any) -> None:
-    """Raise BufferError unless arrays of `shapes` have the numbers of rows in `rows`, and agree in the other dims."""
+    """Raise BufferError unless each shape i of `shapes` has `rows[i]` rows, and all shapes agree in the other dims."""
     for at, (shape, count) in enumerate(zip(shapes, rows, strict=False)):
         if shape[:1] != (count,) or shape[1:] != shapes[0][1:]:
             raise BufferError(
@@ -217,7 +217,7 @@ def _require_rows(operation: Operation, shapes: list[tuple[int, ...]], rows: Any
 
 
 def _require_sizes(operation: Operation, buffers: Any, expected: list[int], dtype: DType) -> None:
-    """Raise BufferError unless the arrays of a list `out` have `expected` numbers of elements, of the dtype `dtype`."""
+    """Raise BufferError unless each `buffers[i]`, of a list `out`, has `expected[i]` elements of the dtype `dtype`."""
     for at, (buffer, count) in enumerate(zip(buffers, expected, strict=True)):
         if buffer.count != count or buffer.dtype is not dtype:
             remedy = ", or counts on all ranks" if operation is Operation.GATHER else ""
@@ -230,15 +230,15 @@ def _require_sizes(operation: Operation, buffers: Any, expected: list[int], dtyp
 def _stack(arrays: list[Any]) -> Any:
     """Copy a list of arrays of one shape into one array, along a new first dim."""
     if is_torch_tensor(arrays[0]):
-        return sys.modules["torch"].stack([each.detach() for each in arrays])
+        return sys.modules["torch"].stack([array.detach() for array in arrays])
     return (np if isinstance(arrays[0], np.ndarray) else sys.modules["cupy"]).stack(arrays)
 
 
 def _concatenate(arrays: list[Any], *, flat: bool) -> Any:
     """Copy a list of arrays into one array, along their first dim or, if `flat`, as a one-dimensional array."""
     torch = is_torch_tensor(arrays[0])
-    parts = [each.detach() if torch else each for each in arrays]
-    parts = [each.reshape(-1) for each in parts] if flat else parts
+    parts = [array.detach() if torch else array for array in arrays]
+    parts = [part.reshape(-1) for part in parts] if flat else parts
     if torch:
         return sys.modules["torch"].cat(parts)
     return (np if isinstance(parts[0], np.ndarray) else sys.modules["cupy"]).concatenate(parts)
@@ -247,18 +247,21 @@ def _concatenate(arrays: list[Any], *, flat: bool) -> Any:
 def _copy_blocks(flat: Any, ends: Any, out: Any) -> Any:
     """Copy consecutive blocks of the array `flat` into the arrays of the list `out`, and return `out`.
 
-    `ends` are the indices of the elements after each block but the last.
+    For each block but the last, `ends` has the index of the element after the block.
     """
-    for begin, end, each in zip([0, *ends], [*ends, len(flat)], out, strict=True):
-        target = each.detach() if is_torch_tensor(each) else import_array(each, "out") if is_foreign(each) else each
+    for begin, end, array in zip([0, *ends], [*ends, len(flat)], out, strict=True):
+        target = (
+            array.detach() if is_torch_tensor(array) else import_array(array, "out") if is_foreign(array) else array
+        )
         target[...] = flat[int(begin) : int(end)].reshape(target.shape)
     return out
 
 
 def _export_blocks(result: Any, ends: Any, foreign: Any) -> list[Any]:
-    """Return the blocks of an array as a list, in the library of the array `foreign` (None: unchanged).
+    """Return the blocks of an array as a list of arrays, in the library of `foreign` unless `foreign` is None.
 
-    A block is one row, or ends before a row in `ends`.
+    For each block but the last, `ends` has the index of the row after the block; if `ends` is None, each row is a
+    block.
     """
     if ends is None:
         return [_export(block, foreign) for block in result]
@@ -267,15 +270,15 @@ def _export_blocks(result: Any, ends: Any, foreign: Any) -> list[Any]:
 
 
 def _require_lists(operation: Operation, listed: bool, listed_out: bool) -> None:
-    """Raise BufferError if the operation takes no list as `x` (`listed`), or as `out` (`listed_out`), but got one."""
+    """Raise BufferError if the operation cannot take a list as `x` or `out`, but `listed` or `listed_out` is true."""
     for role, given, allowed in (("x", listed, INPUT_LISTS), ("out", listed_out, OUTPUT_LISTS)):
         if given and operation not in allowed:
-            names = ", ".join(each.value for each in allowed)
+            names = ", ".join(other.value for other in allowed)
             raise BufferError(f"{operation.value}: {role} is a list; pass one array ({names} take lists as {role})")
 
 
 def _finish_array(result: Any, shape: tuple[int, ...] | None, foreign: Any) -> Any:
-    """Return a collective's result in `shape` and in the library of the array `foreign`; None leaves either as it is.
+    """Return a result with the shape `shape`, in the library of the array `foreign`; None leaves either as it is.
 
     On a rank without a result, `result` is None and is returned.
     """

@@ -1,4 +1,4 @@
-"""Types of the arguments of `Communicator`'s methods. Type checkers read them; torch and CuPy are not imported."""
+"""Types of the arguments of `Communicator`'s methods, for type checkers; torch and CuPy are not imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, TypeAli
 import numpy as np
 
 from hpccoll.algorithms import Algorithm
-from hpccoll.runtime.arrays import Reduction
+from hpccoll.arrays import Reduction
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -6,29 +6,30 @@ import os
 import weakref
 from dataclasses import replace
 from functools import partial
-from inspect import isfunction
+from inspect import isfunction, unwrap
 from operator import index
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import numpy as np
 
+from hpccoll.arrays import normalize_reduction
 from hpccoll.communicator.adapted_arguments import adapt_arguments
 from hpccoll.communicator.array_types import AlgorithmLike, OnFailure
 from hpccoll.communicator.scalars import SCALARS, encode_dtype, find_common_dtype
 from hpccoll.errors import BufferError, CommunicationError, UsageError
+from hpccoll.failures.endings import get_endings
+from hpccoll.failures.fault_tolerance import require_fault_tolerance
+from hpccoll.failures.rank_losses import LossWatch, read_fault
+from hpccoll.failures.surviving_creation import make_on_living_ranks, make_or_revoke
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import wait_for_ranks
 from hpccoll.runtime.argument_check import EXCHANGED, ArgumentCheck, is_enabled
 from hpccoll.runtime.arguments import SUM, check_call
-from hpccoll.runtime.arrays import normalize_reduction
 from hpccoll.runtime.backoff import settle
 from hpccoll.runtime.call_cache import Request
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.engine import Engine
-from hpccoll.runtime.failure_detection.endings import get_endings
-from hpccoll.runtime.failure_detection.rank_losses import LossWatch, read_fault
-from hpccoll.runtime.fault_tolerance import require_fault_tolerance
 from hpccoll.runtime.messages.objects import MessageObjects, ObjectCollectives
 from hpccoll.runtime.messages.point_to_point import PointToPoint
 from hpccoll.runtime.progress import get_progress
@@ -50,8 +51,8 @@ class CommunicatorBase:
     def __init_subclass__(cls) -> None:
         """Let Python's own error messages name methods as users know them: `Communicator.all_reduce`."""
         for name, method in vars(cls).items():
-            if isfunction(method):
-                method.__qualname__ = f"Communicator.{name}"
+            if isfunction(unwrap(method)):
+                method.__qualname__ = unwrap(method).__qualname__ = f"Communicator.{name}"
 
     def __init__(
         self,
@@ -67,30 +68,43 @@ class CommunicatorBase:
         _check_on_failure(on_failure)
         base, progress = job.get_world() if comm is None else _require_one_group(comm), get_progress()
         progress.release_garbage()
-        wait_for_ranks(base, progress)
-        comm = base if adopt else base.Dup()
+        self._abort_on_error, self._on_failure, self._mixed_forms = abort_on_error, on_failure, mixed_forms
+        compares = is_enabled() if compare_arguments is None else compare_arguments
+        open_on = partial(self._open, compares=compares, name=name)
+        if on_failure == "end":
+            wait_for_ranks(base, progress)
+            open_on(base if adopt else base.Dup())
+        elif adopt:
+            make_or_revoke(base, open_on)
+        else:
+            make_on_living_ranks(base, open_on)
+
+    def _open(self, comm: MPI.Intracomm, *, compares: bool, name: str) -> Self:
+        """Prepare collectives and messages of this object on the MPI communicator `comm`; return `self`. Collective.
+
+        `compares` is whether all ranks compare their arguments, and `name` is the communicator's name in recordings.
+        """
+        progress = get_progress()
         self._comm, self._message_comm = comm, comm.Dup()
         self._message_comm.Set_errhandler(job.load_mpi().ERRORS_RETURN)
         self.rank, self.size = comm.rank, comm.size
-        self._engine = Engine(comm, _takes_device_memory, mixed_forms=mixed_forms, name=name)
+        self._engine = Engine(comm, _takes_device_memory, mixed_forms=self._mixed_forms, name=name)
         node, self.node_count = self._engine.node, len(self._engine.nodes)
         self.local_rank = node.ranks.index(comm.rank)
         self.maps_memory_of_peers = node.readable is not None and len(node.ranks) > 1  # see `empty_in_file`
-        compares = is_enabled() if compare_arguments is None else compare_arguments
-        self._argument_check = ArgumentCheck(comm, self._engine.progress) if compares else None
-        self._mixed_forms = mixed_forms
+        self._argument_check = ArgumentCheck(comm, progress) if compares else None
         state, uses_pinned = self._engine.state, self._engine.uses_pinned_memory
-        self._messages = PointToPoint(self._message_comm, progress, state, uses_pinned)
+        self._messages = PointToPoint(self._message_comm, progress, state, uses_pinned, compares_dtypes=compares)
         self._exchange = self._messages.messenger.exchange
-        objects_comm = self._message_comm if on_failure == "end" else MessageObjects(comm)
-        self._objects = ObjectCollectives(objects_comm, progress, state, oversubscribed=node.oversubscribed)
+        self._object_comm = self._message_comm if self._on_failure == "end" else MessageObjects(comm)
+        self._objects = ObjectCollectives(self._object_comm, progress, state, oversubscribed=node.oversubscribed)
         self._cache, self._process = self._engine.cache, os.getpid()
-        self._run_in_table, self._find_start = self._cache.blocking.run, self._cache.asynchronous.find
-        release = partial(_release, self._engine, self._process)
-        self._release = weakref.finalize(self, progress.discard, release)
+        self._table, self._find_start = self._cache.blocking, self._cache.asynchronous.find
+        self._release = weakref.finalize(self, progress.discard, partial(_release, self._engine, self._process))
         self._engine.get_owner = weakref.ref(self)
-        self._state, self._abort_on_error, self._on_failure = self._engine.state, abort_on_error, on_failure
+        self._state = state
         self._watch()
+        return self
 
     def _watch(self) -> None:
         """Start to watch for the death of other ranks, until `_stop_watch` is called.
@@ -109,16 +123,15 @@ class CommunicatorBase:
         self._stop_watch = get_endings().open(
             comm, state, processes, abort_on_error=self._abort_on_error, losses=self._losses
         )
-        # Whether the loop `survivors` yielded this communicator, and whether the block of the loop has ended.
+        # `is_block`: whether the loop `survivors` yielded this object. `is_done`: whether the loop's block has ended.
         self.is_block, self.is_done = False, True
 
     def close(self) -> None:
         """Wait for operations in flight, then free requests, shared memory and the MPI communicators; collective.
 
-        The operations include messages of `isend` and `irecv`; `close` waits forever for a message that no rank
-        receives or sends. Without `close`, requests and shared memory are freed at exit, but the MPI communicators
-        are not. On a communicator that an interruption has made unusable, `close` does not wait for other ranks; its
-        memory is then kept until the program ends, because MPI may still write to it.
+        `close` also waits for messages of `isend` and `irecv`, forever if the other rank never receives or sends them.
+        On a communicator that an interruption has made unusable, `close` waits for no other rank, and the memory is
+        kept until the program ends, because MPI may still write to it.
 
         Example:
             >>> own = hpccoll.Communicator()
@@ -137,11 +150,26 @@ class CommunicatorBase:
             self._release()
             self._engine.progress.release_garbage()
             if self._argument_check is not None:
-                self._argument_check.free()
+                self._argument_check.comm.Free()
             if self._control is not None:
                 self._control.Free()
             self._message_comm.Free()
             self._comm.Free()
+
+    def discard(self) -> None:
+        """Close the communicator without waiting for other ranks, and free its memory.
+
+        The MPI communicators are not freed, because Open MPI would give their numbers to new ones, and late messages of
+        other survivors, or a late revocation, would then reach the new ones.
+
+        Example:
+            >>> comm.discard()  # doctest: +SKIP
+        """
+        if self._release.detach() is not None:
+            self._stop_watch()
+            self._messages.messenger.close()
+            self._engine.free()
+            self._engine.progress.release_garbage()
 
     def _wait_to_close(self) -> bool:
         """Wait for operations in flight and for all ranks; return False if the communicator is unusable."""
@@ -150,6 +178,7 @@ class CommunicatorBase:
                 with self._state.call("close"):
                     self._engine.finish()
                     self._messages.finish()
+                    self._state.is_closing = True
                     wait_for_ranks(self._comm, self._engine.progress)
             except CommunicationError:
                 if not self._state.is_unusable:
@@ -157,7 +186,7 @@ class CommunicatorBase:
         return not self._state.is_unusable
 
     def explain_wait(self, work: Work[Any] | None = None) -> str:
-        """Return the ranks that this rank waits for, and the last operations of these ranks.
+        """Return a description of the ranks that this rank waits for and of their last operations.
 
         Args:
             work: the asynchronous operation that this rank waits for; None for its latest blocking collective.
@@ -189,43 +218,43 @@ class CommunicatorBase:
         """Run a collective and return its result, or with `async_op` start it and return a Work. Collective.
 
         The arguments are those of the collective's public method; `counts` and `out_counts`, the sizes of blocks, are
-        None for equal blocks. A call of a kind that ran before is one call of native code.
+        None for equal blocks. The C extension carries out calls of a kind that ran before (call_cache.py).
         """
         if op is not SUM and type(op) is not str:
             op = normalize_reduction(op)
         rows = None if counts is None and out_counts is None else self._cache.intern_counts(counts, out_counts)
         if async_op:
             return self._start(operation, x, out, op, root, algorithm, rows)
-        if x is None and operation is _SCATTER and root != self.rank:
-            result = self._run_in_table(operation, out, None, op, root, algorithm, rows)  # see `_make_request`
-        else:
-            result = self._run_in_table(operation, x, out, op, root, algorithm, rows)
+        first, second = x, out
+        if root != self.rank and (operation is _GATHER or operation is _SCATTER):  # see `_make_request`
+            first, second = x if operation is _GATHER else out, None
+        result = self._table.run(operation, first, second, op, root, algorithm, rows)
         return self._run(operation, x, out, op, root, algorithm, rows) if result is NotImplemented else result
 
     def _make_request(self, operation: Operation, x: Any, out: Any, *others: Any) -> Request:
-        """Return the arguments of a collective call as the key by which the cache of earlier calls finds it."""
+        """Return the arguments of a collective call as a key, for the cache of earlier calls."""
         has_input = operation is not _SCATTER or self.rank == others[1]
         result = None if operation is _GATHER and self.rank != others[1] else out
-        # On a rank without input, the cache takes the output in place of the input.
+        # On a rank without input, the key has the output in place of the input.
         arrays = (x, result) if has_input else (result, None)
         return self._cache.intern((operation, *arrays, *others))
 
     def _run(
         self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, rows: Any = None
     ) -> Any:
-        """Check and run a blocking collective, and cache its kind, so that the next call of this kind skips the checks.
+        """Check and run a blocking collective; return its result. Later calls of the same kind skip the checks.
 
         `op` is a reduction or its name; `rows` is the pair of `counts` and `out_counts`, or None for equal blocks.
         """
         request = self._make_request(operation, x, out, op, root, algorithm, rows)
-        found = self._run_in_table(*request)
-        if found is NotImplemented and self._cache.add_similar(request):
-            found = self._run_in_table(*request)
-        if found is not NotImplemented:
-            return found
+        result = self._table.run(*request)
+        if result is NotImplemented and self._cache.add_similar(request):
+            result = self._table.run(*request)
+        if result is not NotImplemented:
+            return result
         if operation.reduces and isinstance(x, SCALARS):
             return self._reduce_scalar(operation, x, out, op, root, algorithm, False)
-        call = self._check("blocking", operation, x, out, op, root, algorithm, rows)
+        call = self._cache.count(self._check("blocking", operation, x, out, op, root, algorithm, rows))
         self._engine.run(call)
         if call.finish is not None:
             return call.finish(call.value)
@@ -242,7 +271,7 @@ class CommunicatorBase:
         try:
             return self._start_work(*arguments)
         except BaseException as error:
-            if self._state.count != before:  # part of it may have started, and the user gets no Work
+            if self._state.count != before:  # a part of the collective may have started, and the user gets no Work
                 self._state.take_exception(arguments[0].value, error)
                 if self._state.is_unusable:
                     settle([self._engine.progress.poll_mpi])  # lets an operation end whose start was interrupted
@@ -254,20 +283,20 @@ class CommunicatorBase:
         `arguments` are those of `_run`.
         """
         engine, cache, request = self._engine, self._cache, arguments
-        found = self._find_start(*request)
-        if found is None:
+        known = self._find_start(*request)
+        if known is None:
             request = self._make_request(*arguments)
-            found = self._find_start(*request)
-        if found is None and cache.add_similar(request, asynchronous=True):
-            found = self._find_start(*request)
-        if found is not None:
-            cached, result, value = found
+            known = self._find_start(*request)
+        if known is None and cache.add_similar(request, asynchronous=True):
+            known = self._find_start(*request)
+        if known is not None:
+            cached, result, value = known
             begin = partial(cached.start, request[1], result)
             return Work(self.rank, engine.progress, engine.launch(cached.name, cached.description, begin), value)
         operation, x, out, op, root, algorithm, _ = arguments
         if operation.reduces and isinstance(x, SCALARS):
             return cast("Work[Any]", self._reduce_scalar(operation, x, out, op, root, algorithm, True))
-        call = self._check("async", *arguments)
+        call = cache.count(self._check("async", *arguments))
         started = engine.start(call)
         if call.finish is None and self._argument_check is None:
             engine.remember(call, request, asynchronous=True)
@@ -284,15 +313,16 @@ class CommunicatorBase:
             raise UsageError("this communicator was closed; use one that is open, or close it later")
 
     def _require_rank(self, role: str, rank: Any) -> int:
-        """Return `rank` as an integer; raise UsageError, which names the argument `role`, unless it is a rank."""
+        """Return `rank` as an integer; raise UsageError about the argument named `role` unless it is a rank."""
         if not hasattr(rank, "__index__") or not 0 <= rank < self.size:
             raise UsageError(f"{role} {rank} is not a rank of 0..{self.size - 1}")
         return index(rank)
 
     def _check(self, form: str, operation: Operation, *arguments: Any) -> CollectiveCall:
-        """Return the call of a collective after checking its arguments on this rank.
+        """Check the arguments of a collective on this rank, and return them as a `CollectiveCall`.
 
-        With HPCCOLL_DEBUG=1, it is collective: all ranks compare their arguments and `form` (blocking, async, prepare).
+        With HPCCOLL_DEBUG=1, this method is collective: all ranks compare their arguments and `form` (blocking, async,
+        prepare).
         """
         self._require_open()
         self._engine.progress.release_garbage()
@@ -313,7 +343,7 @@ class CommunicatorBase:
         return call
 
     def _check_here(self, form: str, operation: Operation, x: Any, out: Any, op: Any, *others: Any) -> CollectiveCall:
-        """Return the call of a collective after checking its arguments, without communication.
+        """Check the arguments of a collective without communication, and return them as a `CollectiveCall`.
 
         Lists and arrays of other libraries are replaced by arrays that the runtime accepts.
         """
@@ -334,10 +364,10 @@ class CommunicatorBase:
     def _reduce_scalar(
         self, operation: Operation, x: Any, out: Any, op: Any, root: Any, algorithm: AlgorithmLike, async_op: bool
     ) -> Any:
-        """Reduce one number `x` per rank by an all_reduce or a reduce; return a number of Python or NumPy, as `x` is.
+        """Reduce one number `x` per rank by an all_reduce or a reduce; return a Python or NumPy number like `x`.
 
-        The ranks first agree on the element type that represents all their numbers. Cost: one more all-gather.
-        Raises UsageError with `async_op` or `out`. Collective.
+        The ranks first agree on the element type that represents all their numbers. Cost: an all-gather and the
+        reduction. Raises UsageError if `async_op` or `out` is given. Collective.
         """
         if async_op or out is not None:
             raise UsageError(f"{operation.value}: a number is reduced by a blocking call without out; pass an array")
@@ -350,7 +380,10 @@ class CommunicatorBase:
 
 
 def _check_on_failure(on_failure: OnFailure) -> None:
-    """Raise UsageError unless it is "end" or "raise"; UnavailableError if it is "raise" and this MPI cannot go on."""
+    """Raise UsageError unless `on_failure` is "end" or "raise".
+
+    Raises UnavailableError if `on_failure` is "raise", but this MPI library or launcher ends the job when a rank dies.
+    """
     if on_failure not in ("end", "raise"):
         raise UsageError(f'on_failure={on_failure!r} is neither "end" nor "raise"; pass one of them')
     if on_failure == "raise":
@@ -359,7 +392,7 @@ def _check_on_failure(on_failure: OnFailure) -> None:
 
 
 def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Return `comm` as an mpi4py Intracomm, not of a subclass; raise UsageError if it is an intercommunicator."""
+    """Return `comm` as an object of class Intracomm itself, no subclass; raise UsageError for an intercommunicator."""
     if comm.Is_inter():
         raise UsageError(
             "this MPI communicator is an intercommunicator, which joins two groups of ranks; hpccoll needs one group: "
@@ -370,7 +403,7 @@ def _require_one_group(comm: MPI.Intracomm) -> MPI.Intracomm:
 
 
 def _takes_device_memory() -> bool:
-    """Whether MPI accepts GPU memory; the first call on a host with a GPU starts processes that try it."""
+    """Whether MPI accepts GPU memory; the first call on a host with a GPU starts processes that test this."""
     from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 
     return is_mpi_cuda_aware()

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 
+from hpccoll.arrays import export_array, import_array, is_foreign
 from hpccoll.communicator.array_types import ArrayT, OnFailure, Rank
 from hpccoll.communicator.communicator import Communicator
 from hpccoll.errors import BufferError, UsageError
+from hpccoll.runtime import job
 from hpccoll.runtime.arguments import empty_like
-from hpccoll.runtime.arrays import export_array, import_array, is_foreign
 from hpccoll.runtime.messages.point_to_point import PROC_NULL, PointToPoint
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class CartesianCommunicator(Communicator):
 
     `dims` is the number of ranks along each dim, `periods` whether the grid wraps around along it, and `coords` the
     position of this rank. `neighbors` are the ranks next to this one, two per dim: at the smaller, then at the larger
-    coordinate; hpccoll.PROC_NULL beyond the border of a dim that does not wrap around.
+    coordinate; hpccoll.PROC_NULL beyond the border of a dim that does not wrap around. The constructor is collective.
 
     Args:
         comm: the MPI communicator of the grid's ranks, which `close` frees.
@@ -51,7 +52,12 @@ class CartesianCommunicator(Communicator):
         self.coords = self.get_coords(self.rank)
         self.neighbors = tuple(rank for dim in range(len(dims)) for rank in self.shift(dim))
         # Messages between neighbors have a communicator of their own, so that no receive of the user takes them.
-        self._neighbor_comm = self._message_comm.Dup()
+        try:
+            self._neighbor_comm = self._comm.Dup()
+        except job.load_mpi().Exception:  # a rank has died
+            self.discard()
+            raise
+        self._neighbor_comm.Set_errhandler(job.load_mpi().ERRORS_RETURN)
         if self._losses is not None:
             self._losses.add(self._neighbor_comm)
         engine = self._engine
@@ -100,7 +106,7 @@ class CartesianCommunicator(Communicator):
     def shift(self, dim: SupportsIndex, displacement: SupportsIndex = 1) -> tuple[int, int]:
         """Return the ranks at `-displacement` and at `+displacement` along a dim, as `source` and `dest` of a message.
 
-        Beyond a border, the rank is hpccoll.PROC_NULL, which `send`, `recv` and `sendrecv` take.
+        Beyond a border, the rank is hpccoll.PROC_NULL, which `send`, `recv` and `sendrecv` accept.
 
         Raises:
             UsageError: `dim` is not a dim of the grid.
@@ -131,8 +137,8 @@ class CartesianCommunicator(Communicator):
                 keeps its values, which are zeros in a new array.
 
         Raises:
-            BufferError: `out` has another shape or dtype.
-            CommunicationError: a neighbor's `x` has another size.
+            BufferError: `out` does not have this shape, or differs from `x` in dtype.
+            CommunicationError: a neighbor's `x` differs in size from this rank's `x`.
 
         Cost: one message to each neighbor, all at the same time: alpha + beta * (2 * len(dims)) * nbytes.
 
@@ -158,8 +164,8 @@ class CartesianCommunicator(Communicator):
                 which are zeros in a new array.
 
         Raises:
-            BufferError: `x` has another first dim, or `out` another shape or dtype.
-            CommunicationError: a neighbor's block has another size.
+            BufferError: the first dim of `x` is not 2 * len(dims), or `out` differs from `x` in shape or dtype.
+            CommunicationError: a neighbor's block differs in size from this rank's blocks.
 
         Cost: one message to each neighbor, all at the same time: alpha + beta * nbytes.
 
@@ -189,7 +195,7 @@ class CartesianCommunicator(Communicator):
         Args:
             name: the collective, for error messages.
             blocks: one array per neighbor.
-            x: the user's array, which a new array resembles.
+            x: the user's array; a new array for the result has its library and dtype.
             out: the array for the result; None makes a new one.
         """
         self._require_open()
@@ -216,8 +222,10 @@ class CartesianCommunicator(Communicator):
 def divide_ranks(ranks: int, dims: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
     """Return the number of ranks along each dim of a grid; 0 in `dims` is replaced, as by MPI's `Dims_create`.
 
+    An integer `dims` is the number of dims; the function then chooses the number of ranks along each of them.
+
     Raises:
-        UsageError: there are too few ranks, or the ranks are not divisible by the given dims.
+        UsageError: there are too few ranks, or the number of ranks is not divisible by the given dims.
     """
     sizes = [index(size) for size in dims] if isinstance(dims, Sequence) else [0] * index(dims)
     given, free = math.prod(size for size in sizes if size), [dim for dim, size in enumerate(sizes) if not size]
@@ -233,7 +241,7 @@ def divide_ranks(ranks: int, dims: SupportsIndex | Sequence[SupportsIndex]) -> t
 
 
 def factorize_evenly(number: int, count: int) -> list[int]:
-    """Return `count` factors of a number, in descending order, of which the first is as small as possible."""
+    """Return `count` integers with the product `number`, in descending order; the largest is as small as possible."""
     if count <= 1:
         return [number] * count
     smallest = next(size for size in range(1, number + 1) if size**count >= number and number % size == 0)
@@ -245,7 +253,7 @@ def factorize_evenly(number: int, count: int) -> list[int]:
 
 
 def parse_periods(periods: bool | Sequence[bool], dims: int) -> tuple[bool, ...]:
-    """Return whether each of `dims` dims wraps around; raise UsageError if there is not one value per dim."""
+    """Return whether each of `dims` dims wraps around; raise UsageError if a sequence has another number of values."""
     wraps = tuple(map(bool, periods)) if isinstance(periods, Sequence) else (bool(periods),) * dims
     if len(wraps) != dims:
         raise UsageError(f"periods {periods!r} do not have one value for each of the {dims} dims")

@@ -26,8 +26,9 @@ from hpccoll.communicator.scans import ScanMethods
 from hpccoll.communicator.survival import SurvivalMethods
 from hpccoll.communicator.symmetric_buffers import SymmetricBufferMethods
 from hpccoll.errors import RankLostError, UsageError
+from hpccoll.failures.surviving_creation import create_mpi_group
 from hpccoll.runtime import job
-from hpccoll.runtime.agreement import gather_or_raise, wait_for_members, wait_for_ranks
+from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
 from hpccoll.units import format_count
 
 if TYPE_CHECKING:
@@ -52,14 +53,15 @@ class Communicator(
     `local_rank` the number of this rank among the communicator's ranks on its node.
 
     Args:
-        comm: the MPI communicator, which the constructor duplicates (collective); None means MPI.COMM_WORLD.
+        comm: the MPI communicator, which the constructor duplicates (collective); None means MPI.COMM_WORLD. With
+            `on_failure="raise"`, the new communicator has the living ranks of `comm`.
         adopt: whether to use `comm` itself instead of a duplicate; `close` then frees `comm`.
         abort_on_error: whether all ranks of the job end if, while the communicator is open, this rank has an uncaught
             exception, or ends its program although other ranks wait for it.
-        mixed_forms: whether some ranks may call a collective blocking while others call the same one with `async_op`;
-            plans of messages then cost a little more.
-        compare_arguments: whether all ranks compare their arguments before each collective; None means with
-            HPCCOLL_DEBUG=1.
+        mixed_forms: whether some ranks may call a collective without `async_op` while others call it with `async_op`;
+            collectives that send messages then cost a little more.
+        compare_arguments: whether all ranks compare their arguments before each collective; None means that they do so
+            if HPCCOLL_DEBUG=1 is set.
         name: the name of the communicator in recordings, the same on all ranks.
         on_failure: what the death of a rank does: "end" ends the job, as MPI does; with "raise", calls of the other
             ranks raise RankLostError, and `shrink` returns a communicator of these ranks. See docs/failures.md.
@@ -108,11 +110,12 @@ class Communicator(
         return self._message_comm
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """Return a communicator of the ranks that pass the same `color`; None where `color` is None. Collective.
+        """Return a communicator of the ranks that pass the same `color`, or None if `color` is None. Collective.
 
         Args:
-            color: an integer; the ranks with the same one get a communicator together.
-            key: ranks of the new communicator are in the order of `key`, and of their old ranks where keys are equal.
+            color: an integer; ranks that pass the same integer are in one communicator. MPI.UNDEFINED stands for None.
+            key: the ranks of the new communicator are sorted by their `key`, and by their old rank where keys are
+                equal.
 
         Raises:
             UsageError: on all ranks, if a rank passed a color or a key that is not an integer.
@@ -125,12 +128,16 @@ class Communicator(
         self._require_open()
         with self._state.call("split"):
             wait_for_ranks(self._comm, self._engine.progress)
-            rows = gather_or_raise(self._comm, lambda: _as_color_and_key(color, key), UsageError)
-        same = [(other_key, rank) for rank, (other, other_key) in enumerate(rows) if other == rows[self.rank][0]]
-        return self.new_group([rank for _, rank in sorted(same)]) if color is not None else None
+            rows = gather_or_raise(self._object_comm, lambda: _as_color_and_key(color, key), UsageError)
+        colors = sorted({other for other, _ in rows if other is not None})
+        groups = [
+            sorted((other_key, rank) for rank, (other, other_key) in enumerate(rows) if other == each)
+            for each in colors
+        ]
+        return self._make_groups([[rank for _, rank in group] for group in groups], self._make_plain, "split")
 
     def new_group(self, ranks: Iterable[SupportsIndex]) -> Communicator | None:
-        """Return a communicator of the given ranks, in their order; collective over the given ranks.
+        """Return a communicator of the ranks in `ranks`, in this order; collective over these ranks.
 
         On a rank that is not in `ranks`, the call is optional and returns None.
 
@@ -146,8 +153,7 @@ class Communicator(
         members = _as_ranks(ranks, self.size)
         if self.rank not in members:
             return None
-        joined = self._create_mpi_group(members)
-        return self._make(partial(Communicator, joined, adopt=True, **self._list_options()), joined, "new_group")
+        return self._make_group(members, partial(create_mpi_group, self._comm, members), self._make_plain, "new_group")
 
     def cart(
         self, dims: SupportsIndex | Sequence[SupportsIndex] = 2, periods: bool | Sequence[bool] = False
@@ -160,7 +166,8 @@ class Communicator(
             periods: whether the grid wraps around, for all dims or one value per dim.
 
         Raises:
-            UsageError: the grid has more ranks than this communicator, or the ranks cannot be divided.
+            UsageError: the grid has more ranks than this communicator, or the number of ranks is not divisible by the
+                given dims.
 
         Example:
             >>> with comm.cart(1, periods=True) as ring:
@@ -173,18 +180,15 @@ class Communicator(
         self._require_open()
         sizes = divide_ranks(self.size, dims)
         wraps, members = parse_periods(periods, len(sizes)), range(math.prod(sizes))
-        if self.rank not in members:
-            return None
-        joined = self._create_mpi_group(members)
-        make = partial(CartesianCommunicator, joined, sizes, wraps, **self._list_options())
-        return self._make(make, joined, "cart")
+        make = partial(CartesianCommunicator, dims=sizes, periods=wraps, **self._list_options())
+        return self._make_groups([members], make, "cart")
 
     def shrink(self) -> Communicator:
         """Return a communicator of the living ranks, in their order, and close this one; collective over these ranks.
 
-        Memory, recorder and progress are those of a new communicator. Groups that contain a dead rank are shrunk by
-        their own `shrink`, other groups go on. Until the call returns, other ranks may still access the arrays of the
-        operation that raised RankLostError. Ranks that die during the call are left out as well.
+        The new communicator has its own shared memory and recording. Groups that contain a dead rank are shrunk by
+        their own `shrink`; other groups stay usable. Until the call returns, other ranks may still access the arrays of
+        the operation that raised RankLostError. Ranks that die during the call are left out as well.
 
         Raises:
             UsageError: the communicator was made without `on_failure="raise"`.
@@ -196,25 +200,16 @@ class Communicator(
         options = self._list_options() | {"mixed_forms": self._mixed_forms, "compare_arguments": compares}
         return self._shrink(partial(Communicator, adopt=True, **options))
 
-    def _create_mpi_group(self, members: Sequence[int]) -> MPI.Intracomm:
-        """Return a new MPI communicator of the ranks `members`, this rank among them; collective over the members."""
-        with self._state.wait("new_group", peers=tuple(rank for rank in members if rank != self.rank)):
-            wait_for_members(self._comm, members, self._engine.progress)
-        group = self._comm.group.Incl(list(members))
-        try:
-            comm = self._comm.Create_group(group)
-        except job.load_mpi().Exception as error:
-            self._state.take_exception("new_group", error)
-            raise
-        finally:
-            group.Free()
-        return comm
+    def _make_plain(self, joined: MPI.Intracomm) -> Communicator:
+        """Return a `Communicator` on the MPI communicator `joined`, with the options of this object; collective."""
+        return Communicator(joined, adopt=True, **self._list_options())
 
 
 def _as_color_and_key(color: Any, key: Any) -> tuple[int | None, int]:
-    """Return the arguments of `split` as integers, `color` also as None; raise UsageError if one is no integer."""
+    """Return `color` (None for MPI.UNDEFINED) and `key` as integers; raise UsageError if one of them is no integer."""
     try:
-        return None if color is None else index(color), index(key)
+        number = job.load_mpi().UNDEFINED if color is None else index(color)
+        return None if number == job.load_mpi().UNDEFINED else number, index(key)
     except TypeError:
         raise UsageError(f"split takes integers as color and key, not {color!r} and {key!r}") from None
 

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, overload
 
 from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, Rank, RowCounts
 from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.communicator.table_methods import run_known_calls
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.work import Work
@@ -14,7 +15,6 @@ from hpccoll.runtime.work import Work
 # Looking up a member of an Enum takes 50 ns longer than looking up a global name.
 _ALL_GATHER: Final = Operation.ALL_GATHER
 _ALL_TO_ALL: Final = Operation.ALL_TO_ALL
-_BARRIER: Final = Operation.BARRIER
 _GATHER: Final = Operation.GATHER
 _SCATTER: Final = Operation.SCATTER
 
@@ -34,6 +34,7 @@ class DataMovementMethods(CommunicatorBase):
     def broadcast(
         self, x: ArrayT, root: Rank = ..., *, algorithm: AlgorithmLike = ..., async_op: bool
     ) -> ArrayT | Work[ArrayT]: ...
+    @run_known_calls(Operation.BROADCAST)
     def broadcast(self, x: Any, root: Rank = 0, *, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
         """Copy the root's `x` into every rank's `x`, and return `x`. Collective.
 
@@ -105,6 +106,7 @@ class DataMovementMethods(CommunicatorBase):
         algorithm: AlgorithmLike = ...,
         async_op: bool,
     ) -> ArrayT | Work[ArrayT]: ...
+    @run_known_calls(Operation.ALL_GATHER)
     def all_gather(
         self,
         x: Any,
@@ -272,8 +274,8 @@ class DataMovementMethods(CommunicatorBase):
         """Send block r of the root's `x` to each rank r, and return the block of this rank. Collective.
 
         Args:
-            x: at the root, an array whose first dim is divided into n blocks of equal size, or by `counts`; or a list
-                of n arrays of one shape, or with `counts` rows; None on other ranks.
+            x: at the root, an array whose first dim is divided into n blocks, of equal size or of the sizes `counts`,
+                or a list of n arrays, of one shape or with `counts[r]` rows each; None on other ranks.
             root: the rank whose array is divided.
             counts: the number of rows (along the first dim) of each rank's block, if blocks differ in size; the same
                 on all ranks.
@@ -350,6 +352,7 @@ class DataMovementMethods(CommunicatorBase):
         algorithm: AlgorithmLike = ...,
         async_op: bool,
     ) -> ArrayT | Work[ArrayT]: ...
+    @run_known_calls(Operation.ALL_TO_ALL)
     def all_to_all(
         self,
         x: Any,
@@ -363,12 +366,12 @@ class DataMovementMethods(CommunicatorBase):
         """Send block j of `x` to rank j, and return the blocks of all ranks for this rank, in rank order. Collective.
 
         Args:
-            x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`; or a list of
-                n arrays, which may differ in shape if `out` is a list on all ranks.
+            x: array whose first dim is divided into n blocks, one per rank, of equal size or of the sizes `counts`; or
+                a list of n arrays, which may differ in shape if `out` is a list on all ranks.
             counts: the number of rows (along the first dim) that this rank sends to each rank, if these differ.
             out_counts: the number of rows that this rank receives from each rank; required with `counts`.
             out: array for the result, or a list of n arrays, of which array r gets the block from rank r; None makes a
-                new array like `x`, whose first dim is sum(out_counts) with counts, or a list if `x` is a list.
+                new array like `x`, with sum(out_counts) rows if `counts` is given, or a list if `x` is a list.
             algorithm: see `broadcast`.
             async_op: whether to return a `Work` at once.
 
@@ -391,6 +394,7 @@ class DataMovementMethods(CommunicatorBase):
     def barrier(self, *, algorithm: AlgorithmLike = ..., async_op: Literal[True]) -> Work[None]: ...
     @overload
     def barrier(self, *, algorithm: AlgorithmLike = ..., async_op: bool) -> Work[None] | None: ...
+    @run_known_calls(Operation.BARRIER)
     def barrier(self, *, algorithm: AlgorithmLike = "auto", async_op: bool = False) -> Any:
         """Block until every rank has called `barrier`; with `async_op`, return a `Work` at once. Collective.
 
@@ -401,7 +405,4 @@ class DataMovementMethods(CommunicatorBase):
         Example:
             >>> comm.barrier()
         """
-        if async_op:
-            return self._start(_BARRIER, None, None, SUM, 0, algorithm, None)
-        result = self._run_in_table(_BARRIER, None, None, SUM, 0, algorithm, None)
-        return self._run(_BARRIER, None, None, SUM, 0, algorithm) if result is NotImplemented else result
+        return self._collective(Operation.BARRIER, None, None, SUM, 0, algorithm, async_op)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from hpccoll.arrays import export_array, import_array, is_foreign
 from hpccoll.communicator.array_types import Array, ArrayT, Rank
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.errors import UsageError
 from hpccoll.runtime.arguments import empty_like
-from hpccoll.runtime.arrays import export_array, import_array, is_foreign
 from hpccoll.runtime.messages.point_to_point import PROC_NULL, set_status
 from hpccoll.runtime.work import Work
 
@@ -28,10 +28,13 @@ class MessageMethods(CommunicatorBase):
         Args:
             x: array of any shape.
             dest: rank of the receiver, another rank than this one; None or hpccoll.PROC_NULL sends nothing.
-            tag: number from 0 to 32767 that the receiver gives, too.
+            tag: number from 0 to 32767; the receiver must pass the same number.
+
+        The receiver's array should have the dtype of `x`: `recv` compares dtypes with HPCCOLL_DEBUG=1 only.
 
         Raises:
-            UsageError: `dest` is this rank or no rank; use `isend` for messages of a rank to itself.
+            UsageError: `dest` is this rank, or not a rank of the communicator; use `isend` for messages of a rank to
+                itself.
 
         Example:
             >>> if comm.size > 1 and comm.rank == 0:
@@ -59,12 +62,16 @@ class MessageMethods(CommunicatorBase):
             x: array for the message.
             source: rank of the sender. hpccoll.ANY_SOURCE (or None, the default) receives from any rank;
                 hpccoll.PROC_NULL receives nothing and leaves `x` as it is.
-            tag: the number that the sender gave.
+            tag: the tag that the sender passed for this message.
             status: gets the rank of the sender and the tag, as with mpi4py's `Recv`; PROC_NULL and ANY_TAG if nothing
                 is received.
 
+        Without HPCCOLL_DEBUG=1, the bytes of a message of another dtype are stored as they are, without an error,
+        because messages carry no dtype.
+
         Raises:
-            CommunicationError: the message has another size than `x`.
+            CommunicationError: the message has another size than `x`; with HPCCOLL_DEBUG=1, also if `source` is a rank
+                and the message has another dtype, and neither dtype is uint8.
 
         Example:
             >>> work = comm.isend(np.arange(3), dest=comm.rank)
@@ -169,19 +176,20 @@ class MessageMethods(CommunicatorBase):
         return cast("ArrayT", received if out is not None or not is_foreign(x) else export_array(received, x))
 
     def _send_while_receiving(self, x: Any, dest: Any, sendtag: int, out: Any, source: Any, recvtag: int) -> None:
-        """Send `x` to `dest` while receiving from `source` into `out`, and return `out`; for arrays of any library.
+        """Send `x` to `dest` while receiving from `source` into `out`; for arrays of any library.
 
-        `sendrecv` calls it where its native code does not apply. The ranks may be None or PROC_NULL.
+        `sendrecv` calls this method where the C extension cannot send or receive. `dest` and `source` may be None or
+        PROC_NULL.
         """
         if dest is not None and dest != PROC_NULL:
-            self._messages.require_peer("dest", dest, sendtag)  # before the receive begins
+            self._messages.require_peer("dest", dest, sendtag)  # raise errors before the receive begins
         incoming = self.irecv(out, source, recvtag)
         self.isend(x, dest, sendtag).wait()
         incoming.wait()
 
 
 def _make_output(x: Any, source: Rank | None) -> Any:
-    """Return a new array like `x` for a message from rank `source`; with zeros if `source` is PROC_NULL."""
+    """Return a new array like `x` for a message from rank `source`; filled with zeros if `source` is PROC_NULL."""
     new = empty_like(x, tuple(x.shape))
     if source is not None and source == PROC_NULL:
         new[...] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 # The calls of hpccoll that replace methods of mpi4py, by the method's name in lower case.
-# The keys lack the `i` of non-blocking methods and the `_init` of persistent methods.
+# The keys are the names without the `i` of non-blocking methods and the `_init` of persistent methods.
 _REPLACEMENTS: Final = {
     "allreduce": "all_reduce(x, op='sum')",
     "reduce": "reduce(x, root=0)",
@@ -37,7 +37,7 @@ _REPLACEMENTS: Final = {
     "neighbor_alltoall": "cart(dims).neighbor_all_to_all(x)",
     "free": "close()",
 }
-# These methods of mpi4py have a lower-case first letter, so that they take Python objects.
+# Replacements of mpi4py's methods for Python objects, whose names have a lower-case first letter.
 _OBJECT_REPLACEMENTS: Final = {
     "allreduce": "all_reduce(number)",
     "bcast": "broadcast_object(obj)",
@@ -46,7 +46,7 @@ _OBJECT_REPLACEMENTS: Final = {
 
 
 class Mpi4pyNames:
-    """A base class: the AttributeError of its objects for a name of mpi4py's methods states hpccoll's own method."""
+    """A base class whose AttributeError for a method of mpi4py, such as `comm.Allreduce`, states hpccoll's method."""
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 

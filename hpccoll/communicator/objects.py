@@ -102,7 +102,7 @@ class ObjectMethods(MessageMethods):
         Args:
             source: rank of the sender. hpccoll.ANY_SOURCE (or None, the default) receives from any rank; from
                 hpccoll.PROC_NULL, the call returns None.
-            tag: the number that the sender gave.
+            tag: the `tag` that the sender passed to `send_object`.
             status: gets the rank of the sender and the tag, as with mpi4py's `recv`.
 
         Example:
@@ -124,7 +124,7 @@ class ObjectMethods(MessageMethods):
     def _check_call(self, name: str, root: Rank = 0) -> int:
         """Raise UsageError if the communicator is closed or `root` is no rank; return `root` as an integer.
 
-        With HPCCOLL_DEBUG=1, it is collective: all ranks compare their roots and `name`, the method that was called.
+        With HPCCOLL_DEBUG=1, the call is collective: all ranks compare their roots and `name`, the called method.
         """
         self._require_open()
         if self._argument_check is None:

@@ -42,8 +42,9 @@ class PreparedMethods(CommunicatorBase):
     ) -> Executable:
         """Prepare a collective on `x` and `out` without running it; return an object whose calls run it. Collective.
 
-        The arguments are those of the blocking method of this operation; `out` None means `x` itself, or a new array.
-        The returned executable is freed by its method `free` or by closing the communicator.
+        The arguments are those of the blocking method of this operation; `out` None means `x` itself for operations
+        that work in place, else a new array. The returned executable is freed by its method `free` or by closing the
+        communicator.
 
         Raises:
             BufferError: `x` is not contiguous; every run of the executable reads `x` itself.

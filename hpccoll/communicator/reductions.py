@@ -7,12 +7,12 @@ from typing import Any, Final, Literal, overload
 
 from hpccoll.communicator.array_types import AlgorithmLike, Array, ArrayT, Rank, ReduceOp, RowCounts, ValueT
 from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.communicator.table_methods import run_known_calls
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.work import Work
 
 # Looking up a member of an Enum takes 50 ns longer than looking up a global name.
-_ALL_REDUCE: Final = Operation.ALL_REDUCE
 _REDUCE_SCATTER: Final = Operation.REDUCE_SCATTER
 
 
@@ -43,10 +43,11 @@ class ReductionMethods(CommunicatorBase):
     def all_reduce(
         self, x: ValueT, op: ReduceOp = ..., *, out: Array | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
     ) -> ValueT | Work[ValueT]: ...
+    @run_known_calls(Operation.ALL_REDUCE)
     def all_reduce(
         self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
     ) -> Any:
-        """Reduce every rank's `x` by `op` and return the result on all ranks; in place unless with `out`. Collective.
+        """Reduce every rank's `x` by `op` and return the result on all ranks; in place without `out`. Collective.
 
         Args:
             x: array of one shape and dtype on all ranks, or a number of Python or NumPy.
@@ -66,10 +67,7 @@ class ReductionMethods(CommunicatorBase):
             >>> comm.all_reduce(np.full(3, 2.0)) / comm.size
             array([2., 2., 2.])
         """
-        if async_op or type(op) is not str:
-            return self._collective(_ALL_REDUCE, x, out, op, 0, algorithm, async_op)
-        result = self._run_in_table(_ALL_REDUCE, x, out, op, 0, algorithm, None)
-        return self._run(_ALL_REDUCE, x, out, op, 0, algorithm) if result is NotImplemented else result
+        return self._collective(Operation.ALL_REDUCE, x, out, op, 0, algorithm, async_op)
 
     @overload
     def reduce(
@@ -104,6 +102,7 @@ class ReductionMethods(CommunicatorBase):
         algorithm: AlgorithmLike = ...,
         async_op: bool,
     ) -> ValueT | Work[ValueT]: ...
+    @run_known_calls(Operation.REDUCE)
     def reduce(
         self,
         x: Any,
@@ -114,7 +113,7 @@ class ReductionMethods(CommunicatorBase):
         algorithm: AlgorithmLike = "auto",
         async_op: bool = False,
     ) -> Any:
-        """Reduce every rank's `x` by `op` into the root's `out`, or its `x` without `out`. Collective.
+        """Reduce every rank's `x` by `op` into `out` of the root, or into `x` of the root without `out`. Collective.
 
         Args:
             x: array of one shape and dtype on all ranks, or a number of Python or NumPy.
@@ -125,7 +124,7 @@ class ReductionMethods(CommunicatorBase):
             async_op: whether to return a `Work` at once.
 
         Returns:
-            The root's result; on other ranks, `x` or `out` unchanged. Or a `Work` whose `wait` returns it.
+            The root's result; on other ranks, `x` or `out` unchanged; or a `Work` whose `wait` returns the same.
 
         Raises:
             BufferError, ReductionError, UnknownNameError, UsageError: an argument is invalid.
@@ -170,6 +169,7 @@ class ReductionMethods(CommunicatorBase):
         algorithm: AlgorithmLike = ...,
         async_op: bool,
     ) -> ArrayT | Work[ArrayT]: ...
+    @run_known_calls(Operation.REDUCE_SCATTER)
     def reduce_scatter(
         self,
         x: Any,
@@ -183,13 +183,13 @@ class ReductionMethods(CommunicatorBase):
         """Reduce the arrays `x` of all n ranks by `op`, and return block r of the result on rank r. Collective.
 
         Args:
-            x: array whose first dim is divided into n blocks of equal size, one per rank, or by `counts`; or a list of
-                n arrays, whose shapes may differ but must be the same on all ranks.
+            x: array whose first dim is divided into n blocks, one per rank, of equal size or of the sizes `counts`; or
+                a list of n arrays, whose shapes may differ but must be the same on all ranks.
             op: see `all_reduce`.
             counts: the number of rows (along the first dim) of each rank's block, if blocks differ in size; the same
                 on all ranks.
-            out: array for the block; None makes a new array whose first dim is x.shape[0] // n, or the rank's count; or
-                of the shape of this rank's array in the list `x`.
+            out: array for the block; None makes a new array with x.shape[0] // n or `counts[rank]` rows or, for a list
+                `x`, with the shape of `x[rank]`.
             algorithm: see `all_reduce`.
             async_op: whether to return a `Work` at once.
 

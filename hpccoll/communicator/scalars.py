@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hpccoll.arrays import DTYPES, dtype_from_numpy
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays import DTYPES, dtype_from_numpy
 
 SCALARS: Final = (bool, int, float, complex, np.generic)
 _NAMES: Final = list(DTYPES)
@@ -32,7 +32,7 @@ def find_common_dtype(numbers: NDArray[np.int64]) -> np.dtype[Any]:
         numbers: the results of `encode_dtype` on all ranks, in rank order.
 
     Raises:
-        UsageError: no element type represents a rank's number, or there is no common one.
+        UsageError: no element type represents a rank's number, or no element type represents the numbers of all ranks.
     """
     if (numbers < 0).any():
         rank = int(np.argmax(numbers < 0))

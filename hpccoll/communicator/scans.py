@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, overload
 
 from hpccoll.communicator.array_types import AlgorithmLike, ArrayT, ReduceOp
 from hpccoll.communicator.base import CommunicatorBase
+from hpccoll.communicator.table_methods import run_known_calls
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import SUM
 from hpccoll.runtime.work import Work
@@ -41,6 +42,7 @@ class ScanMethods(CommunicatorBase):
     def scan(
         self, x: ArrayT, op: ReduceOp = ..., *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
     ) -> ArrayT | Work[ArrayT]: ...
+    @run_known_calls(Operation.SCAN)
     def scan(
         self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
     ) -> Any:
@@ -89,6 +91,7 @@ class ScanMethods(CommunicatorBase):
     def exscan(
         self, x: ArrayT, op: ReduceOp = ..., *, out: ArrayT | None = ..., algorithm: AlgorithmLike = ..., async_op: bool
     ) -> ArrayT | Work[ArrayT]: ...
+    @run_known_calls(Operation.EXSCAN)
     def exscan(
         self, x: Any, op: ReduceOp = SUM, *, out: Any = None, algorithm: AlgorithmLike = "auto", async_op: bool = False
     ) -> Any:

@@ -13,14 +13,16 @@ def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
     """Yield a communicator of all ranks and, after the death of a rank, a new communicator of the living ranks.
 
     The block is the body of `for comm in hpccoll.survivors(): with comm: ...`. A RankLostError ends the block, and the
-    loop runs it again on the new communicator. The loop ends after the block has ended on all ranks without this error.
+    loop runs it again on the new communicator. The loop ends after the block has ended on all ranks without a
+    RankLostError. The loop is collective: all ranks must run it.
 
     Args:
         spares: the number of idle ranks, the last ones, which run the block only in the place of a dead rank.
         options: arguments of `Communicator`.
 
     Raises:
-        UnavailableError: this MPI does not go on after the death of a rank; the message has a command that does.
+        UnavailableError: this MPI library or launcher ends the job when a rank dies; the message states a launch
+            command with which the job goes on.
         UsageError: `spares` is not below the number of ranks.
 
     Example:
@@ -49,7 +51,7 @@ def survivors(*, spares: int = 0, **options: Any) -> Iterator[Communicator]:
 def _yield_block(comm: Communicator, pool: Communicator) -> Generator[Communicator, None, bool]:
     """Yield `comm` to the user's loop body once; return whether the body has ended without RankLostError.
 
-    `pool` is the communicator of all living ranks, with spares. If the body leaves the loop, other ranks are told.
+    `pool` is the communicator of all living ranks, with spares. If the body leaves the loop, other ranks get an error.
     """
     comm.is_block = True
     try:
@@ -62,14 +64,18 @@ def _yield_block(comm: Communicator, pool: Communicator) -> Generator[Communicat
 
 
 def _make_block(pool: Communicator, places: list[int]) -> tuple[Communicator | None, bool]:
-    """Return the communicator for the loop body, None on a spare rank, and False if a rank died meanwhile, else True.
+    """Return the communicator for the loop body (None on a spare rank), and whether no rank died during this call.
+
+    Collective over `pool`.
 
     Args:
         pool: the communicator of all living ranks.
-        places: the ranks of `pool` that run the body; the others are spare.
+        places: the ranks of `pool` that run the loop body; the other ranks are spare.
     """
     try:
-        return pool.new_group(places), True
+        if pool.rank in places:
+            return pool.split(0, places.index(pool.rank)), True
+        return pool.split(None), True
     except RankLostError:
         return None, False
 
@@ -77,7 +83,8 @@ def _make_block(pool: Communicator, places: list[int]) -> tuple[Communicator | N
 def _replace_dead(pool: Communicator, places: list[int]) -> tuple[Communicator, list[int]]:
     """Shrink `pool`, the communicator of all ranks, to the living ranks, and let spares replace dead ranks. Collective.
 
-    `places` are the ranks of `pool` that ran the loop body. Returns the new communicator and its ranks that run it.
+    `places` are the ranks of `pool` that ran the loop body. Returns the new communicator, and the list of its ranks
+    that run the loop body.
     """
     before = pool.mpi.Get_group()
     smaller = pool.shrink()

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from hpccoll.arrays import ArrayModule, as_torch_tensor
 from hpccoll.communicator.array_types import Array, DtypeLike, Shape
 from hpccoll.communicator.base import CommunicatorBase
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays import ArrayModule
-from hpccoll.runtime.node_memory.symmetric import as_torch_tensor
 
 if TYPE_CHECKING:
     import cupy
@@ -61,7 +60,7 @@ class SymmetricBufferMethods(CommunicatorBase):
         `device` is cpu, cuda (the current device) or a device by number, such as cuda:1.
 
         Raises:
-            UsageError: `device` is none of these; see `empty` for others.
+            UsageError: `device` is neither cpu nor cuda; `empty` states the other errors.
 
         Example:
             >>> comm.torch_empty(3, "bfloat16", device="cpu").dtype
@@ -79,10 +78,10 @@ class SymmetricBufferMethods(CommunicatorBase):
             return as_torch_tensor(device_empty(self._engine.node, shape, dtype, int(index) if index else None))
 
     def free(self, x: Array) -> None:
-        """Free a symmetric buffer and the executables bound to it on this rank; later use raises UsageError.
+        """Free a symmetric buffer, and the prepared calls bound to it on this rank; later use raises UsageError.
 
-        The call waits for asynchronous shared-memory plans on the buffer. Asynchronous messages and collectives of the
-        MPI library go on, and keep the memory until they are complete.
+        `free` waits for asynchronous shared-memory collectives on the buffer. Asynchronous messages and collectives of
+        the MPI library go on, and keep the memory until they are complete.
 
         Example:
             >>> y = comm.empty(3)
@@ -97,7 +96,7 @@ class SymmetricBufferMethods(CommunicatorBase):
         For device memory, the first call starts probe processes and waits for them.
 
         Example:
-            >>> from hpccoll.runtime.arrays import NUMPY
+            >>> from hpccoll.arrays import NUMPY
             >>> comm.stages(NUMPY)
             False
         """

@@ -1,14 +1,14 @@
-"""Compares the runs of two sides, A (the baseline) and B: which differences in time are not due to noise.
+"""Compares two sets of benchmark runs, A (the baseline) and B, and finds differences in time that exceed the noise.
 
 A row is the measurements of one case (operation, size, dtype, engine, algorithm) in all runs. A row's ratio is the
-median time of B over that of A, after the removal of drift, the change of the machine's speed (drift.py). The ratio's
-interval includes the noise between runs (noise.py). All rows of one operation are also tested together, by the median
-of their ratios, because a slower operation shows in many rows at once.
+median time of B divided by that of A, after the removal of drift, the change of the machine's speed (drift.py). The
+confidence interval of a ratio allows for the noise between runs (noise.py). All rows of one operation are also tested
+together, by the median of their ratios, because a slower operation shows in many rows at once.
 
-A verdict other than `no evidence` needs a p-value, corrected for the number of tests, of at most `SIGNIFICANCE` for
-all tests of a comparison together. The p-value of a row is the larger one of two p-values: that of a t test against the
-noise between runs, and that of the Mann-Whitney U test over the samples. The p-value of an operation is that of a t
-test.
+A verdict other than `no evidence` needs a significant p-value. P-values are corrected for the number of tests: if
+nothing differs, a comparison has a verdict other than `no evidence` with at most the probability `SIGNIFICANCE`. The
+p-value of a row is the larger of two p-values: that of a t test against the noise between runs, and that of the
+Mann-Whitney U test over the samples. The p-value of an operation is that of a t test.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPERATION_SHARE = 0.8  # fraction of SIGNIFICANCE for the tests of operations; t
 
 
 class OperationGroup(NamedTuple):
-    """The fields by which compared cases are grouped into operations, to test all cases of an operation together."""
+    """The fields (operation, buffer, dtype, ranks, nodes) in which all cases that are tested together agree."""
 
     op: str
     buffer: str
@@ -55,73 +55,55 @@ class OperationGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _TestedColumns:
-    """The data of the statistical tests: one column per compared case, or one per operation.
+    """The data of the statistical tests: one column per compared case, or one per operation."""
 
-    Args:
-        a: logarithms of median times of side A without drift, shape (runs, columns); NaN if a measurement is missing.
-        b: logarithms of median times of side B without drift, shape (runs, columns).
-        prior: the variance of one run, estimated from the spread over all cases, shape (columns,).
-        prior_degrees: the degrees of freedom of `prior`.
-        weight: the number of runs as which `prior` counts if a side has several runs.
-        doubts: why each column allows no verdict; an empty string if it does.
-        between: the variance of the difference of two runs over operations, in addition to `prior`.
-        between_degrees: the degrees of freedom of `between`.
-    """
-
+    # Logarithms of median times of side A without drift, shape (runs, columns); NaN if a measurement is missing
     a: Floats
-    b: Floats
-    prior: Floats
-    prior_degrees: float
-    weight: float
-    doubts: Sequence[str]
+    b: Floats  # logarithms of median times of side B without drift, shape (runs, columns)
+    prior: Floats  # the variance of a median from run to run, estimated from all cases together, shape (columns,)
+    prior_degrees: float  # the degrees of freedom of `prior`
+    weight: float  # the number of measured runs to which `prior` is equivalent, if a side has several runs
+    doubts: Sequence[str]  # why each column allows no verdict; an empty string if it allows one
+    # An additional variance of each column's difference, estimated from the other operations
     between: Floats | float = 0.0
-    between_degrees: float = 1.0
+    between_degrees: float = 1.0  # the degrees of freedom of `between`
 
 
 @dataclass(frozen=True, slots=True)
 class _Errors:
-    """The uncertainty of the difference between B and A in each column (a case or an operation)."""
+    """Per column, the squared standard error of log(time of B / time of A), and the variance of this log in a round."""
 
-    squares: Floats  # squared standard errors of the differences of logarithms
+    squares: Floats  # one for each column, a case or an operation
     degrees: Floats  # degrees of freedom of `squares`
     per_round: Floats  # variance of the difference in one round (one run of A and one of B)
 
 
 @dataclass(frozen=True, slots=True)
 class _TestResults:
-    """The results of the statistical tests of a comparison.
+    """The results of the statistical tests of a comparison."""
 
-    Args:
-        rows: the compared cases.
-        operations: the compared operations; empty if no operation has two cases.
-        doubts: the different reasons why operations, or else cases, allow no verdict.
-        spread: the noise between runs, estimated from the spread over all cases.
-        variance: the variance of the logarithm of the ratio of the two runs of a round, of the noisiest operation.
-        significance: the significance of the test of one operation, or of one case if there are no operations.
-    """
-
-    rows: tuple[ComparedRowRecord, ...]
-    operations: tuple[ComparedOperationRecord, ...]
-    doubts: tuple[str, ...]
-    spread: noise.Spread
-    variance: float
-    significance: float
+    rows: tuple[ComparedRowRecord, ...]  # the compared cases
+    operations: tuple[ComparedOperationRecord, ...]  # the compared operations; empty if no operation has two cases
+    doubts: tuple[str, ...]  # the reasons why operations (or cases, if there are no operations) allow no verdict
+    spread: noise.Spread  # the noise between runs, estimated from all cases together
+    variance: float  # the variance of log(time of B / time of A) in one round, for the noisiest operation
+    significance: float  # the significance of the test of one operation, or of one case if there are no operations
 
 
 def compare_sides(
     a: ComparedSide, b: ComparedSide, *, paired: bool = False, control: Control | None = None, tolerance: float = 0.0
 ) -> Comparison:
-    """Return which cases (operation, size, engine, algorithm) and which operations of B are faster or slower than of A.
+    """Return a `Comparison`: which cases (operation, size, engine, algorithm) and operations are faster or slower in B.
 
     Args:
         a: the baseline.
         b: the runs that may be better or worse than the baseline.
-        paired: whether the k-th runs of A and B were measured one after the other; runs without a partner are ignored.
+        paired: whether run k of A and run k of B were measured in succession; runs without a partner are ignored.
         control: the cases that show the machine's speed, by which drift is removed; None lets `choose_control` choose.
         tolerance: the fraction up to which a slowdown is no regression.
 
     Raises:
-        UsageError: the sides have no row in common, or `control` is `mpi` and only one kind of row is there.
+        UsageError: the sides have no row in common, or `control` is `mpi` and all rows or none are of engine `mpi`.
     """
     wrong = dict.fromkeys([*a.wrong, *b.wrong])
     keys_a, keys_b, differences = set(a.keys), set(b.keys), tuple(list_differences(a, b))
@@ -152,7 +134,7 @@ def compare_sides(
 def _list_common(keys: Sequence[CaseKey], wrong: Collection[CaseKey], differences: Sequence[str]) -> list[CaseKey]:
     """Return the cases `keys` without those with wrong results (`wrong`); raise UsageError if none is left.
 
-    `differences` of the machines and versions of A and B are part of the message.
+    The error message contains `differences`, the differences between the machines and versions of A and B.
     """
     right = [key for key in keys if key not in wrong]
     if right:
@@ -167,7 +149,7 @@ def _list_common(keys: Sequence[CaseKey], wrong: Collection[CaseKey], difference
 
 
 def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -> _TestResults:
-    """Test all cases that are not controls (do not show the machine's speed), and operations with two cases to test."""
+    """Return the test results of all cases except controls, which show the machine's speed, and of their operations."""
     kept = ~measured.drift.is_control
     keys = [key for key, keep in zip(measured.keys, kept, strict=True) if keep]
     groups = [OperationGroup(*(getattr(key, name) for name in OperationGroup._fields)) for key in keys]
@@ -189,18 +171,18 @@ def _test(measured: RunTable, conditions: VerdictConditions, tolerance: float) -
     columns = _TestedColumns(a, b, variances, spread.degrees, noise.PRIOR_DEGREES, doubts)
     row_errors = _estimate_errors(columns, measured.paired)
     times = _test_columns(columns, row_errors, shares[1], orders, measured.paired, tolerance)
-    rows = tuple(_make_row(measured, *each) for each in zip(np.flatnonzero(kept).tolist(), orders, times, strict=True))
+    rows = tuple(_make_row(measured, *row) for row in zip(np.flatnonzero(kept).tolist(), orders, times, strict=True))
     variance = float(np.median(row_errors.per_round))
     if not tested:
         return _TestResults(rows, (), _list_doubts(doubts), spread, variance, shares[1] * SIGNIFICANCE / len(keys))
-    members = [np.array([each == group for each in groups]) for group in tested]
+    members = [np.array([other == group for other in groups]) for group in tested]
     joined = _pool_rows_by_operation(measured, keys, members, prior, conditions)
     errors = _estimate_errors(joined, measured.paired)
     spreads = _find_spreads(joined, members, differences.values, row_errors, measured.paired)
     times = _test_columns(joined, errors, OPERATION_SHARE, None, measured.paired, tolerance, spreads)
     operations = tuple(
-        ComparedOperationRecord(**group._asdict(), rows=groups.count(group), **asdict(each))
-        for group, each in zip(tested, times, strict=True)
+        ComparedOperationRecord(**group._asdict(), rows=groups.count(group), **asdict(group_times))
+        for group, group_times in zip(tested, times, strict=True)
     )
     variance, significance = float(np.max(errors.per_round)), shares[0] * SIGNIFICANCE / len(tested)
     return _TestResults(rows, operations, _list_doubts(joined.doubts), spread, variance, significance)
@@ -212,20 +194,16 @@ def _list_doubts(doubts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _find_spreads(
-    joined: _TestedColumns,
-    members: Sequence[NDArray[np.bool_]],
-    differences: Floats,
-    row_errors: _Errors,
-    paired: bool,
+    joined: _TestedColumns, members: Sequence[NDArray[np.bool_]], differences: Floats, row_errors: _Errors, paired: bool
 ) -> list[tuple[float, float] | None]:
     """Return, per operation, the range of its cases' differences, which the operation's interval must contain.
 
     Args:
-        joined: the columns of the operations.
+        joined: the data of the tests, with one column per operation.
         members: for each operation, which cases belong to it.
         differences: logarithm of the ratio B / A of each case.
         row_errors: the uncertainty of `differences`.
-        paired: whether the k-th runs of A and B were measured one after the other.
+        paired: whether run k of A and run k of B were measured in succession.
 
     Returns:
         The lowest and highest difference, or None for an operation whose cases differ by noise only.
@@ -239,7 +217,7 @@ def _find_spreads(
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """The difference between sides B and A in each column (a case or an operation), in logarithms of times."""
+    """The mean of log(time of B / time of A) in each column (a case or an operation), and the variance of one run."""
 
     values: Floats  # mean of B minus mean of A
     per_run: Floats  # 1/a + 1/b for a runs of A and b runs of B
@@ -248,7 +226,7 @@ class _Differences:
 
 
 def _subtract(a: Floats, b: Floats, paired: bool) -> _Differences:
-    """Return the difference between B and A in each column; if `paired`, the average over pairs of runs.
+    """Return, per column, the mean of B minus the mean of A or, if `paired`, the mean of the pairs' differences.
 
     `a` and `b` are logarithms of times, shape (runs, columns).
     """
@@ -270,11 +248,11 @@ def _pool_rows_by_operation(
     prior: Floats,
     conditions: VerdictConditions,
 ) -> _TestedColumns:
-    """Return the data to test operations, one column each: in each run, the median over the operation's cases.
+    """Return the data of the tests of operations: one column per operation, with the median of its cases in each run.
 
-    Cases that differ only in engine and algorithm (a workload) are measured together, so workloads count as
-    independent, but cases do not. `members` says for each operation which of the cases `keys` belong to it; `prior` is
-    the variance of one run of each case.
+    Cases that differ only in engine and algorithm (a workload) are measured together, so the tests assume that
+    workloads are independent, but not that cases are. `members` says for each operation which of the cases `keys`
+    belong to it; `prior` is the variance of one run of each case.
     """
     kept = ~measured.drift.is_control
     a, b = measured.select(kept)
@@ -305,7 +283,7 @@ def _pool_rows_by_operation(
 
 
 def _median_over(table: Floats, chosen: NDArray[np.bool_]) -> Floats:
-    """Return the median over the chosen columns of each run's times, shape (runs,); NaN for a run that has none.
+    """Return each run's median over the chosen columns of `table`, shape (runs,); NaN for a run without values there.
 
     `table` has shape (runs, columns), and `chosen` says which columns (cases) are chosen.
     """
@@ -316,7 +294,7 @@ def _median_over(table: Floats, chosen: NDArray[np.bool_]) -> Floats:
 def _estimate_errors(columns: _TestedColumns, paired: bool) -> _Errors:
     """Return the uncertainty of the difference between B and A in each column.
 
-    `paired` says whether the k-th runs of A and B were measured one after the other.
+    `paired` says whether run k of A and run k of B were measured in succession.
     """
     differences = _subtract(columns.a, columns.b, paired)
     single = differences.degrees == 0
@@ -342,9 +320,10 @@ def _test_columns(
 ) -> list[ComparedTimesRecord]:
     """Return the ratio B / A of each column with its interval, p-value and verdict.
 
-    All tests together have the significance `share` * SIGNIFICANCE. `orders` compares the samples of each case, or is
-    None for operations. The interval of a column contains the column's range in `spreads`, if there is one. A range
-    that includes zero (no change) allows no verdict. `paired` and `tolerance` are those of `compare_sides`.
+    All tests together have the significance `share` * SIGNIFICANCE. `orders` has the comparison of each case's samples,
+    or is None for operations. The interval of a column is widened to contain the column's range in `spreads`, if it has
+    one. A column whose range includes zero (no change) gets no verdict. `paired` and `tolerance` are those of
+    `compare_sides`.
     """
     values = _subtract(columns.a, columns.b, paired).values
     standard_errors, doubtful = np.sqrt(errors.squares), np.array([bool(doubt) for doubt in columns.doubts])
@@ -374,11 +353,7 @@ def _test_columns(
 def _make_row(measured: RunTable, column: int, order: SampleOrder, times: ComparedTimesRecord) -> ComparedRowRecord:
     """Return the record of one compared case, with the measured medians of both sides, from which drift is not removed.
 
-    Args:
-        measured: the times of both sides.
-        column: the index of the case in `measured`.
-        order: the comparison of the samples of both sides.
-        times: the ratio with its interval, p-value and verdict.
+    `column` is the index of the case in `measured`.
     """
     key = measured.keys[column]
     sides = measured.runs[: measured.split], measured.runs[measured.split :]

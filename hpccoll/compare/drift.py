@@ -1,23 +1,25 @@
-"""Removes common drift from the times of two sides: differences in speed that are not due to the compared software.
+"""Removes drift from the times of two sides: changes of the machine's speed, which the compared software did not cause.
 
-On a shared machine, a whole run can be 10 to 30 % slower than the next. A row is the measurements of one case
+On a shared machine, a whole run can be 10 to 30 % slower than the next run. A row is the measurements of one case
 (operation, size, engine, algorithm) in all runs. The control is a set of rows whose times show the machine's speed.
-The drift of a run is the median deviation of the control's rows from their median over all runs. The control is one of:
+Each row of the control deviates in a run from the row's median over all runs; the run's drift is the median of these
+deviations. The control is one of these sets of rows:
 
-- `mpi`: the rows of engine `mpi`, which `hpccoll bench` times in turns with hpccoll's algorithms. A change of the speed
-  of the MPI library appears as the opposite change of all other rows.
-- `rows`: all rows, only if the user asks for it. A change that affects all rows alike cannot be told from drift.
-- `none`: nothing is removed.
+- `mpi`: the rows of engine `mpi`, which `hpccoll bench` times in turns with hpccoll's algorithms. If the MPI library
+  itself becomes faster, all other rows appear slower.
+- `rows`: all rows, only if the user asks for this control. With `rows`, a change of all rows alike counts as drift.
+- `none`: no rows; drift is not removed.
 
 With the control `mpi`, drift is removed only if all of these conditions hold:
 
 - There are at least MIN_ROWS rows of engine `mpi`. A single row cannot measure drift: on one machine, MPI's
-  reduce_scatter of 256 KiB took either 32 or 46 us in a process, while the times of hpccoll in all these processes
-  differed by 3 %.
-- With fewer than MIN_RUNS_FOR_GAIN runs per side, all rows of engine `mpi` show about the same drift
+  reduce_scatter of 256 KiB took either 32 or 46 us in a process, while the times of hpccoll in the same processes
+  differed by only 3 %.
+- If there are fewer than MIN_RUNS_FOR_GAIN runs per side, all rows of engine `mpi` must show about the same drift
   (MAX_CONTROL_SPREAD). On a busy machine, other programs slow each row by a different factor.
-- With more runs per side, removal makes the runs more alike: it reduces the variance between runs (or, in rounds, of
-  the difference between the two runs) of the medians over the other rows by at least the share MIN_GAIN.
+- If there are more runs per side, the removal of drift must make the runs more alike: it must reduce the variance from
+  run to run of the median over all other rows by at least the share MIN_GAIN. If A and B run in rounds, this
+  variance is that of the difference between a round's two medians.
 
 With at least MIN_RUNS_FOR_CHOICE runs per side, each workload may have a drift of its own, from its own row of engine
 `mpi`, if this makes the runs more alike than the common drift does.
@@ -38,7 +40,7 @@ from hpccoll.records import CaseKey
 from hpccoll.statistics import compute_robust_deviation
 
 MPI_ENGINE = "mpi"
-MIN_ROWS = 5  # with fewer rows, the median over rows is that of one or two rows
+MIN_ROWS = 5  # rows of engine `mpi` that a drift needs; the median of fewer rows follows one or two of them
 MAX_CONTROL_SPREAD = 0.07  # standard deviation over rows of the ratios of engine mpi in two runs at one speed
 MIN_GAIN = 0.2  # share of the variance between runs that the removal of drift must explain
 UNEXPLAINED = "without it, runs do not become more alike"
@@ -47,7 +49,7 @@ MIN_RUNS_FOR_GAIN = 3  # runs per side that show whether the removal of drift ma
 
 
 class Control(StrEnum):
-    """The measured cases whose times show how fast the machine was during a run."""
+    """The control of a comparison: the measured cases that show how fast the machine was during a run."""
 
     MPI = "mpi"  # cases of the MPI library's own collectives
     ROWS = "rows"  # all cases
@@ -56,7 +58,11 @@ class Control(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The change of the machine's speed from run to run, which is removed from the times before they are compared."""
+    """The change of the machine's speed from run to run, which is removed from the times before they are compared.
+
+    If the change of speed cannot be measured reliably, `doubt` states the reason, and nothing is removed from the
+    times.
+    """
 
     control: Control  # the cases from which the drift was measured
     table: Floats  # the drift in logarithms of times, shape (runs, cases), first the runs of A
@@ -65,7 +71,7 @@ class Drift:
     error: float = 0.0  # standard error of the drift between two runs
 
     def compute_ratio(self, split: int) -> float:
-        """Return how many times slower the machine was in runs of B than of A, the median over cases.
+        """Return how many times as slow the machine was in the runs of B as in those of A: the median over cases.
 
         The first `split` runs are those of A.
         """
@@ -73,10 +79,10 @@ class Drift:
 
 
 def choose_control(keys: Sequence[CaseKey], same_mpi: bool) -> Control:
-    """Return the cases that show the machine's speed: those of the MPI library's own collectives, or none.
+    """Return the control of a comparison: MPI (the cases of the MPI library's own collectives) or NONE.
 
     The MPI library's cases are chosen if `keys` has other cases, too, and both sides used the same MPI library
-    (`same_mpi`), so that its times should be equal.
+    (`same_mpi`), so that the library's times should be equal.
     """
     own = [key for key in keys if key.engine != MPI_ENGINE]
     return Control.MPI if own and len(own) < len(keys) and same_mpi else Control.NONE
@@ -86,11 +92,11 @@ def measure_drift(control: Control, keys: Sequence[CaseKey], logs: Floats, split
     """Return the change of the machine's speed from run to run (drift), from the times of the control's cases.
 
     Args:
-        control: the cases whose common change is drift.
+        control: the cases whose common change is taken for drift.
         keys: all cases.
         logs: logarithms of the median times, shape (runs, cases), first the runs of A.
         split: the number of runs of A.
-        paired: whether the k-th runs of A and B were measured one after the other.
+        paired: whether run k of A and run k of B were measured in succession.
 
     Raises:
         UsageError: the control is `mpi`, and either all cases or none are of engine `mpi`.
@@ -107,7 +113,7 @@ def measure_drift(control: Control, keys: Sequence[CaseKey], logs: Floats, split
     deviations = rows - np.nanmedian(rows, axis=0)
     drift = np.nan_to_num(np.nanmedian(deviations, axis=1, keepdims=True))
     table = np.broadcast_to(drift, logs.shape)
-    spread = 2 * compute_robust_deviation(deviations - drift)  # of the ratio of two runs
+    spread = 2 * compute_robust_deviation(deviations - drift)  # standard deviation of the ratio of two runs
     error = spread * (np.pi / 2 / rows.shape[1]) ** 0.5
     if control is Control.ROWS:
         return Drift(control, table, is_control, error=error)
@@ -115,14 +121,15 @@ def measure_drift(control: Control, keys: Sequence[CaseKey], logs: Floats, split
 
 
 def _establish_mpi_drift(
-    found: Drift, keys: Sequence[CaseKey], logs: Floats, spread: float, split: int, paired: bool
+    mpi_drift: Drift, keys: Sequence[CaseKey], logs: Floats, spread: float, split: int, paired: bool
 ) -> Drift:
-    """Return the drift `found` from the cases of engine `mpi`, or a drift per workload, or no drift if it is doubtful.
+    """Return `mpi_drift`, or a drift per workload if this is more precise, or zero drift if `mpi_drift` is in doubt.
 
-    A workload is the cases that differ only in engine and algorithm. `spread` is the standard deviation over the cases
-    of engine `mpi` of the ratio of two runs; `keys`, `logs`, `split` and `paired` are those of `measure_drift`.
+    A workload is the cases that differ only in engine and algorithm. `spread` shows how much the cases of engine `mpi`
+    disagree: it is the standard deviation of their ratios between two runs. `keys`, `logs`, `split` and `paired` are
+    those of `measure_drift`.
     """
-    control, table, is_control = found.control, found.table, found.is_control
+    control, table, is_control = mpi_drift.control, mpi_drift.table, mpi_drift.is_control
     others, drift = logs[:, ~is_control], table[:, :1]
     if paired:
         runs, speeds = others[split:] - others[:split], drift[split:] - drift[:split]
@@ -137,13 +144,13 @@ def _establish_mpi_drift(
         finer - table, logs - table, keys, is_control, split if paired else 0
     ):
         return Drift(control, finer, is_control)
-    return found
+    return mpi_drift
 
 
 def _measure_by_workload(
     keys: Sequence[CaseKey], logs: Floats, is_control: NDArray[np.bool_], common: Floats
 ) -> Floats:
-    """Return the drift of each case, shape (runs, cases), from the case of engine `mpi` of the same workload.
+    """Return each case's drift, shape (runs, cases), as measured by the case of engine `mpi` with the same workload.
 
     Controls, and cases whose workload has no case of engine `mpi`, have the drift in `common`. `logs` are logarithms of
     median times.
@@ -159,12 +166,12 @@ def _measure_by_workload(
 
 
 def _is_finer(more: Floats, logs: Floats, keys: Sequence[CaseKey], is_control: NDArray[np.bool_], split: int) -> bool:
-    """Whether the removal of additional drift reduces the variance of medians over runs by MIN_GAIN or more.
+    """Whether the removal of additional drift reduces the run-to-run variance of medians by the share MIN_GAIN or more.
 
     Args:
         more: the additional drift in logarithms, shape (runs, cases).
         logs: the logarithms of times without the common drift, shape (runs, cases).
-        keys: all cases; medians are over the cases of an operation.
+        keys: all cases; each median is taken over the cases of one operation.
         is_control: for each case, whether it shows the machine's speed, and is therefore left out.
         split: the number of runs of A if runs are paired, otherwise 0.
     """
@@ -185,9 +192,9 @@ def _find_doubt(controls: int, spread: float, runs: Floats, speeds: Floats, fewe
 
     Args:
         controls: the number of cases of engine `mpi`.
-        spread: the standard deviation over the cases of engine `mpi` of the ratio of two runs.
-        runs: for each other case, the differences of pairs of runs, or of runs from the mean over both sides; shape
-            (pairs or runs, cases).
+        spread: how much the cases of engine `mpi` disagree: the standard deviation of their ratios between two runs.
+        runs: for each case of other engines, the difference between the two runs of each pair or, if runs are not
+            paired, between each run and the mean of all runs; logarithms of times, shape (pairs or runs, cases).
         speeds: the drift in each pair or run.
         fewest: the number of runs of A or of B, whichever is smaller.
     """
@@ -198,7 +205,7 @@ def _find_doubt(controls: int, spread: float, runs: Floats, speeds: Floats, fewe
     common = np.nanmedian(runs, axis=1, keepdims=True)  # over rows, so that a change of one operation hardly counts
     sums = [
         [float(np.nansum((values - center) ** 2)) for values in (common, common - speeds) for center in [mean(values)]]
-        for mean in (np.nanmean, lambda _: 0.0)  # variance around the effect that is looked for, and around no effect
+        for mean in (np.nanmean, lambda _: 0.0)  # B differs from A by the mean effect, or not at all
     ]
     return "" if any(after <= (1 - MIN_GAIN) * before for before, after in sums) else UNEXPLAINED
 

@@ -1,4 +1,4 @@
-"""Finds differences between the machines, versions and layouts of ranks of the two sides of a comparison."""
+"""Finds how the two sides of a comparison differ in machines, software versions and layout of ranks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def list_differences(a: ComparedSide, b: ComparedSide) -> list[str]:
 
 
 def have_same_mpi(*sides: ComparedSide) -> bool:
-    """Whether all runs of all sides used the same version of the same MPI library, or none is recorded."""
+    """Whether all runs of all sides used the same version of the same MPI library, or no run recorded one."""
     versions = {_get_version(run.environment, "mpi") for side in sides for run in side.runs}
     return len(versions) == 1
 
 
 def _describe_side(side: ComparedSide, packages: Sequence[str]) -> dict[str, str]:
-    """Return the values of hosts, cores, ranks and other fields, and the versions of `packages`, over a side's runs.
+    """Return, as strings by name, the hosts, cores, ranks and other fields of a side, and its versions of `packages`.
 
-    Several different values of a field are joined by `or`.
+    If the runs of the side have different values of a field, the values are joined by `or`.
     """
     environments = [run.environment for run in side.runs]
     values = {name: _join(_format_value(environment.get(name)) for environment in environments) for name in _FIELDS}
@@ -44,7 +44,7 @@ def _get_version(environment: Mapping[str, Any], package: str) -> str:
 def _format_value(value: Any) -> str:
     """Return a record's value as a string: a list as its different values, and None as `unknown`."""
     if isinstance(value, list):
-        return ", ".join(dict.fromkeys(str(each) for each in value)) or "none"
+        return ", ".join(dict.fromkeys(str(item) for item in value)) or "none"
     return UNKNOWN if value is None else str(value)
 
 

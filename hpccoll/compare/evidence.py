@@ -1,17 +1,17 @@
-"""Decides which tests of a comparison can give a verdict, and what to measure where they cannot.
+"""Decides which tests of a comparison can give a verdict, and recommends further measurements for the other tests.
 
 Two runs of the same software can differ by any factor on a machine whose cores they share with other programs, and
-nothing within the two runs shows by how much. A verdict therefore needs:
+nothing within the two runs shows by how much. A verdict on a comparison needs:
 
-- runs whose own times are reliable by the verdict of `hpccoll bench`, and that other programs did not interrupt often.
-- for a row, at least MIN_RUNS runs per side, whose spread shows the noise between runs.
-- for an operation, MIN_RUNS runs per side, too, or single runs whose ranks had cores of their own, with an established
-  drift and at least MIN_ROWS rows of MIN_WORKLOADS workloads.
-- for rows and operations, where ranks share cores or other programs are busy, at least MIN_SHARED_ROUNDS rounds in
-  turns. The random order within a round then makes a slow phase of the machine as likely for A as for B.
+- runs whose times `hpccoll bench` did not call unreliable, and which other programs did not interrupt often.
+- for a row (the measurements of one case), at least MIN_RUNS runs per side, whose spread shows the noise between runs.
+- for an operation, at least MIN_RUNS runs per side, or one run per side whose ranks had cores of their own, with a
+  reliably measured drift and at least MIN_ROWS rows of MIN_WORKLOADS workloads.
+- if ranks share cores or other programs are busy, at least MIN_SHARED_ROUNDS rounds of a run of A and a run of B. The
+  random order within a round makes a slow phase of the machine as likely for A as for B.
 
-The number of rounds to ask for follows from the spread of the rounds that were measured, by the usual formula for a t
-test of given power, as in Kalibera and Jones, Rigorous benchmarking in reasonable time, ISMM'13.
+The recommended number of rounds follows from the spread of the measured rounds, by the usual formula for a t test of
+given power, as in Kalibera and Jones, Rigorous benchmarking in reasonable time, ISMM'13.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpccoll.units import format_count
 
 MIN_RUNS = 3
 MIN_SHARED_ROUNDS = 6
-MIN_ROWS, MIN_WORKLOADS = 5, 3  # an operation with single runs needs so many for a verdict
+MIN_ROWS, MIN_WORKLOADS = 5, 3  # rows and workloads of an operation that a verdict on single runs needs
 PILOT_ROUNDS = 8  # recommended number of rounds if the noise between runs is unknown
 MAX_ROUNDS = 300  # the largest number of rounds that is recommended
 POWER = 0.95  # probability that a change of the size asked for is found
@@ -39,9 +39,12 @@ _FLAGS = ("--overwrite", "--report-hint", "--no-report-hint")
 
 @dataclass(frozen=True, slots=True)
 class VerdictConditions:
-    """The conditions under which the runs of a comparison were measured, and which decide what they can show."""
+    """How the runs of a comparison were measured: whether in pairs, and what made their times uncertain.
 
-    paired: bool  # whether the k-th runs of both sides were measured one after the other
+    The conditions decide whether the runs of a comparison allow a verdict.
+    """
+
+    paired: bool  # whether run k of A and run k of B were measured in succession
     contention: str  # why ranks had no cores of their own; empty if they had
     doubt: str  # why the change of the machine's speed between runs (drift) is not known; empty if it is
 
@@ -80,14 +83,20 @@ class VerdictConditions:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementPlan:
-    """Further measurements that would show smaller changes: both sides' commands, run in turns for several rounds."""
+    """Further measurements that would show smaller changes: the commands of A and B, which are to run in turns.
+
+    `compute_rounds` computes the number of rounds from the variance of the runs so far.
+    """
 
     commands: tuple[str, str]  # the commands of A and B
     variance: float  # variance of log(time of B / time of A) over the rounds; 0 if unknown
     significance: float  # significance level of the test of one operation
 
     def compute_rounds(self, change: float) -> int | None:
-        """Return how many rounds would show that B is slower by the fraction `change`; None for over MAX_ROUNDS."""
+        """Return how many rounds would show that B is slower by the fraction `change`; None if over MAX_ROUNDS.
+
+        The number is at least PILOT_ROUNDS, and is PILOT_ROUNDS if the noise between runs is unknown.
+        """
         if not self.variance:
             return PILOT_ROUNDS
         rounds = compute_rounds(self.variance, self.significance, change)
@@ -104,14 +113,13 @@ def make_plan(
 ) -> MeasurementPlan:
     """Return a plan of further measurements: the command of each side, and the expected noise.
 
-    If some runs had unreliable times, the commands measure longer.
+    If the times of some runs are unreliable, the commands of the plan measure each case longer.
 
     Args:
         sides: the runs of A and of B.
-        paired: whether the k-th runs of both sides were measured one after the other.
-        variance: the variance of the logarithm of the ratio of the two runs of a round; ignored if it comes from few
-            rounds.
-        significance: the significance of the test of one operation.
+        paired: whether run k of A and run k of B were measured in succession.
+        variance: the variance of log(time of B / time of A) in one round; ignored if it comes from few rounds.
+        significance: the significance level of the test of one operation.
     """
     longer = any(run.is_unreliable for runs in sides for run in runs)
     a, b = (_make_run_command(runs[0], longer) for runs in sides)
@@ -120,12 +128,12 @@ def make_plan(
 
 
 def describe_contention(runs: Sequence[MeasuredRun]) -> str:
-    """Return why the ranks of a run had no cores of their own, for the first run in which they had none; else empty."""
+    """Return why ranks had no cores of their own in the first run with this problem; "" if no run has it."""
     return next((run.contention for run in runs if run.contention), "")
 
 
 def describe_unreliable(sides: Sequence[Sequence[MeasuredRun]]) -> tuple[str, ...]:
-    """Return a string per side with unreliable runs (by the verdict of `hpccoll bench`): `1 of 8 runs of B`."""
+    """Return a string per side with unreliable runs (by the verdict of `hpccoll bench`), as `1 of 8 runs of B`."""
     counts = [(sum(run.is_unreliable for run in runs), len(runs)) for runs in sides]
     return tuple(
         f"{bad} of {format_count(count, 'run')} of {name}"
@@ -138,7 +146,8 @@ def compute_rounds(variance: float, significance: float, change: float) -> int |
     """Return how many rounds (a run of A and one of B each) a t test needs to show a change with probability POWER.
 
     Args:
-        variance: the variance of the logarithm of the ratio of the two runs of a round.
+        variance: the variance of log(time of B / time of A) in one round.
+        significance: the significance level of the two-sided test.
         change: the change to show, as a fraction such as 0.05.
 
     Returns:
@@ -155,7 +164,7 @@ def compute_rounds(variance: float, significance: float, change: float) -> int |
 def _make_run_command(run: MeasuredRun, longer: bool) -> str:
     """Return the command that repeats a run, with mpirun and without the options that name its output files.
 
-    With `longer`, the command measures longer.
+    With `longer`, the command measures each case longer.
     """
     words = shlex.split(str(run.environment.get("command") or "hpccoll bench"))
     kept: list[str] = []
@@ -171,7 +180,7 @@ def _make_run_command(run: MeasuredRun, longer: bool) -> str:
 
 
 def _lengthen(words: list[str]) -> list[str]:
-    """Return the words of an `hpccoll bench` command changed to measure three times as long, or 3 s per case."""
+    """Return the words of an `hpccoll bench` command that measures three times as long as `words`, or 3 s per case."""
     for option in ("--budget", "-n", "-i", "--iterations", "--iters"):
         if option in words[:-1]:
             at = words.index(option) + 1

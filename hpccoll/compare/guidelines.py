@@ -2,13 +2,14 @@
 
 For example, an all_reduce can be replaced by a reduce_scatter and an all_gather, so it should not take longer than both
 together. All operations of a guideline have the same message size S (nccl-tests' S), engine and algorithm, dtype, kind
-of buffer and number of ranks. Monotony means that a message takes no longer than the next larger one that was
-measured. Algorithms have different names in different operations, so guidelines with several operations are checked for
-engines without algorithms and for hpccoll's `auto`, and monotony for all rows.
+of buffer and number of ranks. The guideline of monotony is that a message takes no longer than the next larger message
+that was measured. Different operations have different algorithms, so guidelines with several operations are checked
+only for engines without named algorithms and for hpccoll's `auto`. Monotony is checked for all rows.
 
-A guideline is violated if the whole interval of the ratio left / right is above 1 plus the tolerance, and Mann-Whitney
-U agrees where the right side is one operation. The noise of a median in a run is at least `GUIDELINE_NOISE`, and more
-in runs that other programs interrupted.
+A guideline `X <= Y` is violated if the whole confidence interval of time(X) / time(Y) is above 1 plus the tolerance. A
+guideline whose right side is one operation is violated only if the Mann-Whitney U test is significant, too. The
+standard deviation of a run's median is assumed to be at least `GUIDELINE_NOISE`, and larger in runs that other programs
+interrupted.
 
 Sources: Traeff, Gropp and Thakur, IEEE TPDS 21 (2010), 698; Hunold and Carpen-Amarie, PGMPI (ACM TOPC 5, 2018).
 """
@@ -28,7 +29,7 @@ from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, GuidelineRecord, GuidelineVerdict
 
 SIGNIFICANCE = 0.01  # probability of any violation where all guidelines hold
-GUIDELINE_NOISE = 0.03  # standard deviation of the median of a run in logarithms, at least
+GUIDELINE_NOISE = 0.03  # least standard deviation of the median of a run, in logarithms
 RUN_DEGREES = 30  # assumed degrees of freedom of the variance of a median within a run
 AUTO = "auto"
 _ONLY_IN_PLACE = (Operation.BROADCAST.value, Operation.BARRIER.value)
@@ -52,7 +53,7 @@ GUIDELINES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _LogRatio:
-    """The logarithm of the ratio of the times on the left and right of a guideline, and its uncertainty."""
+    """For a guideline `X <= Y`, log(time of X / time of Y), with its standard error and p-value."""
 
     value: float
     error: float  # standard error
@@ -65,7 +66,7 @@ def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[Guideli
 
     Args:
         side: the runs.
-        tolerance: the fraction by which the left side may be slower without a violation.
+        tolerance: the fraction by which X may be slower than Y without a violation of the guideline `X <= Y`.
 
     Returns:
         One record per guideline, size and engine, with p-values corrected for the number of records.
@@ -74,10 +75,10 @@ def check_guidelines(side: ComparedSide, tolerance: float = 0.0) -> list[Guideli
     if not pairs:
         return []
     ratios = [_measure_ratio(side, left, right) for _, left, right in pairs]
-    tests = correct_by_holm(np.array([each.p_value for each in ratios]), SIGNIFICANCE)
+    tests = correct_by_holm(np.array([ratio.p_value for ratio in ratios]), SIGNIFICANCE)
     checked = []
     for at, ((text, left, right), ratio) in enumerate(zip(pairs, ratios, strict=True)):
-        confidence = float(1 - 2 * tests.interval_significance[at])  # two-sided, so that its lower end is one-sided
+        confidence = float(1 - 2 * tests.interval_significance[at])  # the lower end alone has a one-sided significance
         low, high = compute_interval(ratio.value, ratio.error, ratio.degrees, confidence)
         verdict = GuidelineVerdict.HOLDS if ratio.value <= 0 else GuidelineVerdict.NO_EVIDENCE
         if tests.p_values[at] <= SIGNIFICANCE and low > 1 + tolerance:
@@ -116,14 +117,14 @@ def _find_rows(keys: Sequence[CaseKey]) -> Iterator[tuple[str, CaseKey, tuple[Ca
                     rows = tuple(row for row in right if row is not None)
                     yield f"{left} <= {' + '.join(others)}", key, rows
     for key in keys:
-        above = [each for each in keys if each.nbytes > key.nbytes and each == key._replace(nbytes=each.nbytes)]
+        above = [other for other in keys if other.nbytes > key.nbytes and other == key._replace(nbytes=other.nbytes)]
         if above:
             following = min(above, key=lambda longer: longer.nbytes)
             yield f"{key.op} <= {key.op} of the next larger size", key, (following,)
 
 
 def _simplify(key: CaseKey, **changes: Any) -> tuple[object, ...]:
-    """Return the fields of a case that all cases of a guideline share, after `changes` of some fields."""
+    """Return the fields of `key`, with `changes`, by which `_find_row` looks up a case: all except redop and root."""
     case = key._replace(**changes)
     place = case.op in _ONLY_IN_PLACE or case.in_place
     return (case.op, case.engine, case.algorithm, case.buffer, place, case.nbytes, case.dtype, case.ranks, case.nodes)
@@ -132,7 +133,7 @@ def _simplify(key: CaseKey, **changes: Any) -> tuple[object, ...]:
 def _find_row(known: Mapping[tuple[object, ...], CaseKey], key: CaseKey, op: str) -> CaseKey | None:
     """Return the measured case of operation `op` with the engine, size and memory of `key`; None if there is none.
 
-    `known` has the measured cases by their simplified fields (`_simplify`).
+    `known` maps the result of `_simplify` for each measured case to the case.
     """
     places = (key.in_place,) if key.op not in _ONLY_IN_PLACE else (True, False)
     for place in places:
@@ -143,9 +144,10 @@ def _find_row(known: Mapping[tuple[object, ...], CaseKey], key: CaseKey, op: str
 
 
 def _measure_ratio(side: ComparedSide, left: CaseKey, right: Sequence[CaseKey]) -> _LogRatio:
-    """Return the ratio of the median time of the case `left` to the sum of those of the cases `right`.
+    """Return log(median time of `left` / sum of the median times of `right`), with its standard error and p-value.
 
-    If some runs measured all of the cases, the ratio is that of these runs.
+    If some runs measured `left` and all cases of `right`, only these runs are used. If no run measured all of them,
+    each case has its times from the first run that measured the case.
     """
     from scipy.special import stdtr
 
@@ -176,5 +178,5 @@ def _measure_ratio(side: ComparedSide, left: CaseKey, right: Sequence[CaseKey]) 
 
 
 def _get_median_us(side: ComparedSide, keys: Sequence[CaseKey]) -> float:
-    """Return the sum of the median times of the cases `keys` in microseconds; each median is the mean over runs."""
+    """Return the summed times of the cases `keys` in us; the time of a case is the mean of its medians in all runs."""
     return float(sum(np.mean([run.rows[key].time_us.p50 for run in side.runs if key in run.rows]) for key in keys))

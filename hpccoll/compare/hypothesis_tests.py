@@ -1,4 +1,4 @@
-"""Statistical tests of a comparison: a t test against the noise between runs, Mann-Whitney U, and Holm's correction."""
+"""The tests of a comparison: a t test against the noise between runs, the Mann-Whitney U test, Holm's correction."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MAX_HALF_WIDTH = 14.0  # limit of the half width of an interval, in logarithms: 
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """Whether the samples of B tend to be above or below those of A, by the Mann-Whitney U test."""
+    """The probability that a sample of B is above a sample of A, and the p-value of the Mann-Whitney U test."""
 
-    probability: float  # that a sample of B is above a sample of A; ties count half
+    probability: float  # a tie of two samples counts half
     p_value: float  # two-sided
 
     @property
@@ -26,14 +26,14 @@ class SampleOrder:
 
 @dataclass(frozen=True, slots=True)
 class CorrectedTests:
-    """The p-values of several tests, corrected for their number, and the confidence that each interval should have."""
+    """The p-values of tests, corrected for the number of tests, and the significance level of each test's interval."""
 
     p_values: Floats  # corrected, one per test
-    interval_significance: Floats  # 1 - confidence of each test's interval, which fits the corrected p-value
+    interval_significance: Floats  # with this, an interval excludes 1 if the corrected p-value is significant
 
 
 def compare_samples(a: Floats, b: Floats) -> SampleOrder:
-    """Return whether the samples `b` tend to be above or below the samples `a`, by the Mann-Whitney U test."""
+    """Return the probability that a sample of `b` is above one of `a`, with the p-value of the Mann-Whitney U test."""
     from scipy.stats import mannwhitneyu  # takes a second to import
 
     result = mannwhitneyu(b, a, method="asymptotic" if min(len(a), len(b)) > 8 else "auto")
@@ -41,7 +41,7 @@ def compare_samples(a: Floats, b: Floats) -> SampleOrder:
 
 
 def compute_p_values(log_ratios: Floats, errors: Floats, degrees: Floats) -> Floats:
-    """Return two-sided p-values of t tests of whether ratios differ from 1, one per ratio.
+    """Return, for each ratio, the two-sided p-value of a t test whether the ratio differs from 1.
 
     Args:
         errors: the standard errors of `log_ratios`.
@@ -67,7 +67,7 @@ def compute_interval(log_ratio: float, error: float, degrees: float, confidence:
 
 
 def correct_by_holm(p_values: Floats, significance: float) -> CorrectedTests:
-    """Return p-values corrected for their number by Holm's method.
+    """Return p-values corrected by Holm's method for the number of tests, and the significance of each test's interval.
 
     Tests with a corrected p-value of at most `significance` are significant: if nothing differs, the probability that
     any test is significant is at most `significance`.

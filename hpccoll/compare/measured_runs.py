@@ -1,7 +1,7 @@
 """Reads the runs of one side of a comparison from result files of `hpccoll bench`.
 
-A run is one execution of a benchmark. A file usually contains one run. A file to which `--resume` has appended contains
-one run, too, if the appended rows are new; rows that are already in the run begin another run.
+A run is one execution of a benchmark. A result file usually contains one run, even if `--resume` has appended new rows.
+An appended row whose case is already in the run begins another run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hpccoll.records import BenchSummaryRecord, CaseKey, CollectiveRecord, RunRe
 
 @dataclass(slots=True)
 class MeasuredRun:
-    """One run of `hpccoll bench`: its measurements by case, and the machine and software that it ran on."""
+    """One run of `hpccoll bench`: its measurements, its machine and software, and the load by other programs."""
 
     name: str  # the file, for messages
     environment: Mapping[str, Any]  # the record of kind `run`; empty if the file has none
@@ -52,7 +52,7 @@ class MeasuredRun:
 
 @dataclass(slots=True)
 class ComparedSide:
-    """The runs of one side of a comparison: A, the baseline, or B."""
+    """The runs of one side of a comparison (A, the baseline, or B), and sentences on damaged files."""
 
     name: str  # A or B
     runs: list[MeasuredRun]
@@ -70,9 +70,9 @@ class ComparedSide:
 
 
 def order_by_turns(a: ComparedSide, b: ComparedSide) -> bool:
-    """Sort the runs of both sides by their start, and return whether A and B were measured in turns.
+    """Sort the runs of both sides by start time, and return whether A and B were measured in turns.
 
-    In turns means that the k-th run of A and the k-th run of B, in any order, began before both following runs.
+    A and B were measured in turns if, for each k, run k of A and run k of B began before run k + 1 of either side.
     """
     for side in (a, b):
         side.runs.sort(key=lambda run: run.start_time)
@@ -84,7 +84,7 @@ def order_by_turns(a: ComparedSide, b: ComparedSide) -> bool:
 
 
 def read_side(name: str, paths: Iterable[str | Path]) -> ComparedSide:
-    """Return the runs in result files; a directory stands for all its `.jsonl` files.
+    """Return one side of a comparison: the runs in result files; a directory stands for all its `.jsonl` files.
 
     Args:
         name: `A` or `B`, for error messages.
@@ -106,7 +106,7 @@ def read_side(name: str, paths: Iterable[str | Path]) -> ComparedSide:
 
 
 def _read_file(side: ComparedSide, file: Path) -> None:
-    """Append the runs in one result file to `side`; rows that repeat a case begin another run."""
+    """Append the runs in one result file to `side`; a row that repeats a case begins another run."""
     contents = read_records(file, side.name)
     if contents.torn:
         side.torn.append(contents.torn)

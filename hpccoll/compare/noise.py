@@ -2,17 +2,18 @@
 
 A row is the measurements of one case: an operation, message size, engine and algorithm.
 
-Samples within a run are correlated, and whole runs differ: memory lies elsewhere, other programs run. So the variance
-of a median over runs is estimated from several sources, in logarithms of times, and per run:
+Samples within a run are correlated, and whole runs differ, because each has its memory at other addresses, and other
+programs beside it. The variance of a median from run to run is estimated from several sources, in logarithms of times:
 
-- the spread of the differences between A and B over rows, as a robust standard deviation. The spread over rows is the
-  only source if each side has one run. The spread over rows shows noise only if the rows of one operation change alike.
-- the variance of a row over the runs of each side, or of paired differences, where there are several runs. Each row's
+- the spread over rows: how much the difference between A and B varies from row to row, as a robust standard deviation.
+  With one run per side, a row has no variance over runs, and the spread over rows takes its place. The spread over rows
+  is due to noise alone if all rows of an operation change alike.
+- if a side has several runs, the variance of a row over the runs, or over the differences of paired runs. Each row's
   own variance is combined with the spread over rows, which counts as much as `PRIOR_DEGREES` further runs.
 - the variance of the median within a run, from medians of batches of consecutive samples.
-- the spread of the differences of all other operations, where each side has one run: the rows of one operation are
-  measured at about the same time, and a burst of other programs' work affects all of them.
-- a lower limit, because a small spread over few rows may be chance.
+- if each side has one run, how much the differences of all other operations vary: the rows of one operation are
+  measured at about the same time, and a burst of other programs' work affects all of these rows.
+- a lower limit, because a small spread over few rows may be due to chance.
 - for rows of a single run, a constant: a row of shared memory took 1.9 times as long in a few of 100 processes, because
   its buffers lay elsewhere in memory.
 
@@ -20,17 +21,17 @@ Other programs that take a core from a rank interrupt some of its samples, which
 rows of an operation are disturbed in a run if clearly more than DISTURBED_SHARE of their samples (by 3 standard
 deviations of a Poisson distribution) exceed FAR times the median. On idle cores about 0.2 % of the samples exceed FAR
 times the median, and up to 2.6 % where other programs wait for the cores of ranks that have real-time priority. Where
-other programs took the cores, medians were off by a factor of up to 1.8.
+other programs took the cores, medians were wrong by a factor of up to 1.8.
 
 On a virtual machine, the speed of the cores changed by up to 1.5 times for minutes, and by a different factor for each
-row. The ratios of engine `mpi` between two runs then differ from row to row, beyond MAX_CONTROL_SPREAD. If the speed
-changed while a run measured one operation, the rows of engine `mpi` of this operation changed with the others, beyond
-MAX_CONTROL_CHANGE. Comparisons in turns leave out the rounds or operations in which the speed changed unevenly, if
-others remain.
+row. After such a change of speed, the ratios of engine `mpi` between two runs differ from row to row by more than
+MAX_CONTROL_SPREAD. If the speed changed while a run measured one operation, the operation's rows of engine `mpi`
+changed by more than MAX_CONTROL_CHANGE, as did its other rows. A comparison of several rounds leaves out the rounds or
+operations in which the speed changed unevenly, if other rounds remain.
 
-The rows of an operation can change by different factors. Where rows of an operation change by different factors
-(Cochran's Q), and always with single runs, the interval of an operation contains its rows except the outer tenths, so
-an operation has a verdict only if most of its rows agree.
+If the rows of an operation change by different factors (by Cochran's Q test), and always with one run per side, the
+interval of the operation contains the changes of its rows except the outer tenths, so that an operation has a verdict
+only if most of its rows agree.
 
 Sources: Yuen, Biometrika 61 (1974), 165 (trimmed means); Smyth, Statistical Applications in Genetics and Molecular
 Biology 3 (2004), article 3 (combined variances); Cochran, Biometrics 10 (1954), 101 (Q); Hunold and Carpen-Amarie,
@@ -53,9 +54,9 @@ from hpccoll.statistics import SampleValues, compute_robust_deviation
 
 PRIOR_DEGREES = 4  # the spread over rows counts as much as this many further runs of a row
 OPERATION_DEGREES = 6  # the spread over rows counts as much as this many further runs of an operation
-MAX_SPREAD_DEGREES = 60  # degrees of freedom of the spread over rows, at most
+MAX_SPREAD_DEGREES = 60  # most degrees of freedom that the spread over rows has
 FEW_ROWS = 8
-SPREAD_SIGNIFICANCE = 0.05  # of the test whether rows of an operation change by different factors
+SPREAD_SIGNIFICANCE = 0.05  # significance of the test whether rows of an operation change by different factors
 OUTER_ROWS = 0.1  # share of an operation's rows at each end that its interval need not contain
 MIN_OPERATIONS = 3  # fewest operations from which a spread over operations is computed
 CHANCE = 4.0  # a spread over few operations may by chance be this many times the expected variance
@@ -63,39 +64,41 @@ BATCHES = 10  # batches of consecutive samples of a run
 MEDIAN_VARIANCE = np.pi / 2  # variance of a median over that of a mean, for normal samples
 FAR, DISTURBED_SHARE = 5.0, 0.04
 TRIMMED = 0.125  # fraction of the runs of a side left out at each end
-FEW_RUNS = 5  # with fewer runs per side, their spread may be small by chance
+FEW_RUNS = 5  # the spread of fewer runs per side may be small by chance
 SINGLE_RUN_NOISE = 0.05  # standard deviation of the ratio of an operation in two runs, in logarithms
 DISTURBED_NOISE = 0.3  # standard deviation of a disturbed median in logarithms
 PLACEMENT_NOISE = 0.15  # standard deviation of the median of a row of a single run, whose buffers do not move
 MAX_CONTROL_CHANGE = 0.04  # ratio of an operation's rows of engine mpi in two runs at one speed
 MIN_CONTROLS = 3  # rows of engine mpi by which the change of one operation is judged
-# Lower limits of the standard deviation of the difference of two runs, in logarithms.
+# Lower limits of the standard deviation of log(time in one run / time in another run).
 MIN_NOISE, MIN_NOISE_FEW_ROWS, MIN_NOISE_WITH_DRIFT = 0.02, 0.05, 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The noise from run to run, estimated from how much the differences between A and B vary over cases."""
+    """The variance of a case's median time (as a logarithm) from run to run, with the variance's degrees of freedom."""
 
-    variance: float  # of the logarithm of a case's median time in one run
+    variance: float  # estimated from how much the differences between A and B vary over cases
     degrees: float  # degrees of freedom of `variance`
 
 
 def estimate_spread(
     differences: Floats, runs: Floats, groups: NDArray[np.int64], control: Control, paired: bool
 ) -> Spread:
-    """Return the noise from run to run, estimated from the spread of the differences between A and B over cases.
+    """Return a `Spread`: how a case's median varies from run to run, by the differences of B / A between cases.
+
+    The variance is that of the logarithm of the median.
 
     Args:
         differences: logarithm of the ratio B / A of each case.
-        runs: 1/a + 1/b of each case, for a runs of A and b runs of B.
+        runs: 1/m + 1/n of each case, which has m runs of A and n runs of B.
         groups: the operation of each case, as a number.
         control: the cases by which the machine's drift was removed.
         paired: whether the runs of both sides alternated, so that drift differs little between them.
     """
     count, operations = len(differences), len(set(groups.tolist()))
     by_operation = count - operations >= PRIOR_DEGREES
-    groups = groups if by_operation else np.zeros_like(groups)  # then the spread contains that over operations
+    groups = groups if by_operation else np.zeros_like(groups)  # one group of all cases includes operations' spread
     residuals = differences.copy()
     for group in set(groups.tolist()):
         residuals[groups == group] -= np.median(differences[groups == group])
@@ -116,17 +119,17 @@ def estimate_spread(
 def combine_variances(
     prior: Floats, prior_degrees: float, own: Floats, degrees: Floats, weight: float
 ) -> tuple[Floats, Floats]:
-    """Return the variance of one run of each case, from the spread over all cases and from the case's own runs.
+    """Return each case's variance from run to run, by the spread over all cases and by the case's own runs.
 
     If a case's own runs differ more than the spread over cases implies, only its own runs count: cases of one run can
     change together, which the spread over cases does not show.
 
     Args:
-        prior: variance of one run by the spread over cases, one per case.
+        prior: each case's variance from run to run, estimated from the spread over cases.
         prior_degrees: degrees of freedom of `prior` for cases without several runs.
-        own: variance of one run by the case's own runs; ignored where `degrees` is 0.
+        own: each case's variance from run to run, estimated from its own runs; ignored where `degrees` is 0.
         degrees: degrees of freedom of `own`.
-        weight: the number of runs as which `prior` counts, beside those of `own`.
+        weight: the number of measured runs to which `prior` is equivalent.
 
     Returns:
         The variances, and their degrees of freedom.
@@ -139,11 +142,11 @@ def combine_variances(
 
 
 def average_runs(table: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return the trimmed mean of each column of `table` over runs, the variance of one run, and its degrees of freedom.
+    """Return each column's trimmed mean over runs, its variance from run to run, and the variance's degrees of freedom.
 
     The mean leaves out the fraction TRIMMED of the values at each end, so that a few runs that other programs slowed do
-    not count. The variance is Yuen's, from the values that are left. NaN values are left out. The degrees of freedom
-    are 0 for one run. `table` has shape (runs, columns).
+    not count. The variance is Yuen's estimate, from the values that remain. NaN values are left out. The degrees of
+    freedom are 0 for one run. `table` has shape (runs, columns).
     """
     averages, variances, degrees = np.full(table.shape[1], np.nan), np.zeros(table.shape[1]), np.zeros(table.shape[1])
     for column, values in enumerate(table.T):
@@ -161,7 +164,7 @@ def average_runs(table: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def find_disturbed_operations(records: Iterable[CollectiveRecord]) -> set[str]:
-    """Return the operations of a run of which too many samples are far above the median, as other programs cause.
+    """Return a run's operations that other programs disturbed: too many of their samples are far above the median.
 
     `records` are all measurements of the run. The first sample of each measurement is ignored.
     """
@@ -176,7 +179,9 @@ def find_disturbed_operations(records: Iterable[CollectiveRecord]) -> set[str]:
 
 
 def estimate_operation_variances(differences: Floats, expected: Floats) -> Floats:
-    """Return, for each operation, by how much all other operations' differences vary more than expected.
+    """Return, for each operation, an additional variance of its difference, estimated from all other operations.
+
+    The result is the variance of the other operations' differences minus CHANCE * mean of `expected`, but at least 0.
 
     An operation's own difference is left out, so that its change does not add to the noise against which it is tested.
     The estimate is robust: a change of a single other operation has little effect. The result is 0 for fewer than
@@ -184,7 +189,7 @@ def estimate_operation_variances(differences: Floats, expected: Floats) -> Float
 
     Args:
         differences: logarithm of the ratio B / A of each operation.
-        expected: the variance of each difference by the noise between runs.
+        expected: the variance of each difference that the noise between runs explains.
     """
     if len(differences) < MIN_OPERATIONS:
         return np.zeros(len(differences))
@@ -204,13 +209,13 @@ def add_variances(
 
 
 def find_spread(differences: Floats, expected: Floats, single: bool) -> tuple[float, float] | None:
-    """Return the range of the differences of an operation's cases without the outer tenths; None if it is only noise.
+    """Return the lowest and highest difference of an operation's cases without the outer tenths; None if it is noise.
 
     Args:
         differences: logarithm of the ratio B / A of each case.
         expected: the variance of each difference by noise; Cochran's Q tests whether the cases differ by more.
-        single: whether each side has a single run. With single runs, only the range shows the noise, so the range is
-            always returned.
+        single: whether each side has a single run. With one run per side, only the range shows the noise, so the range
+            is always returned.
     """
     from scipy.special import chdtri
 
@@ -223,12 +228,12 @@ def find_spread(differences: Floats, expected: Floats, single: bool) -> tuple[fl
 
 
 def compute_excess(within: Floats) -> Floats:
-    """Return by how much the variance within runs of each case exceeds the median over all cases, or 0."""
+    """Return how much each case's variance within runs exceeds the median of all cases; 0 if it does not."""
     return np.maximum(within - np.median(within), 0.0)
 
 
 def compute_batch_variance(samples_us: SampleValues) -> float:
-    """Return the variance of the logarithm of the median of samples, from medians of batches of consecutive samples.
+    """Return the variance of log(median of the samples), estimated from medians of batches of consecutive samples.
 
     With fewer than 4 samples, returns the variance of the logarithms of the samples.
     """

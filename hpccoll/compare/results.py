@@ -19,48 +19,29 @@ from hpccoll.records import (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of a comparison of two sets of runs, A (the baseline) and B.
+    """The result of a comparison of two sets of runs, A (the baseline) and B."""
 
-    Args:
-        rows: the compared cases (operation, size, engine, algorithm).
-        operations: the compared operations, each with all of its cases; empty if no operation has two cases.
-        doubts: the different reasons why operations, or else cases, allow no verdict.
-        tolerance: the fraction up to which a slowdown is no regression.
-        controls: cases that show the speed of the machine, and are not compared.
-        only_a: names of cases that only A measured.
-        only_b: names of cases that only B measured.
-        wrong: names of cases with wrong results, which are not compared.
-        runs: the numbers of runs of A and of B.
-        paired: whether the k-th runs of A and B were measured one after the other.
-        control: the kind of `controls`.
-        drift: the change of the machine's speed (B / A) that was removed, as the median over cases.
-        drift_doubt: why no drift was removed; empty if it was.
-        noise: estimated standard deviation of the ratio of two runs of the same software, for one case.
-        disturbed: operations that other programs interrupted, with the number of runs, and the speed of the machine if
-            it changed between two runs.
-        unreliable: the sides with runs whose times are unreliable.
-        differences: the differences between the machines and software of A and B.
-        plan: further measurements that would show smaller changes.
-    """
-
-    rows: tuple[ComparedRowRecord, ...]
+    rows: tuple[ComparedRowRecord, ...]  # the compared cases (operation, size, engine, algorithm)
+    # The compared operations, each with all of its cases; empty if no operation has two cases
     operations: tuple[ComparedOperationRecord, ...]
-    doubts: tuple[str, ...]
-    tolerance: float
-    controls: tuple[CaseKey, ...]
-    only_a: tuple[str, ...]
-    only_b: tuple[str, ...]
-    wrong: tuple[str, ...]
-    runs: tuple[int, int]
-    paired: bool
-    control: Control
-    drift: float
-    drift_doubt: str
-    noise: float
+    doubts: tuple[str, ...]  # the reasons why operations (or cases, if there are no operations) allow no verdict
+    tolerance: float  # the fraction up to which a slowdown is no regression
+    controls: tuple[CaseKey, ...]  # cases that show the speed of the machine, and are not compared
+    only_a: tuple[str, ...]  # names of cases that only A measured
+    only_b: tuple[str, ...]  # names of cases that only B measured
+    wrong: tuple[str, ...]  # names of cases with wrong results, which are not compared
+    runs: tuple[int, int]  # the numbers of runs of A and of B
+    paired: bool  # whether run k of A and run k of B were measured in succession
+    control: Control  # the kind of `controls`
+    drift: float  # the change of the machine's speed (B / A) that was removed, as the median over cases
+    drift_doubt: str  # why no drift was removed; empty if it was
+    noise: float  # estimated standard deviation of the ratio of two runs of the same software, for one case
+    # Descriptions of the operations that other programs interrupted in some runs, and of a change of the machine's
+    # speed between two runs
     disturbed: tuple[str, ...]
-    unreliable: tuple[str, ...]
-    differences: tuple[str, ...]
-    plan: MeasurementPlan
+    unreliable: tuple[str, ...]  # the sides with runs whose times are unreliable
+    differences: tuple[str, ...]  # the differences between the machines and software of A and B
+    plan: MeasurementPlan  # further measurements that would show smaller changes
 
     @property
     def records(self) -> tuple[ComparedOperationRecord | ComparedRowRecord, ...]:
@@ -69,7 +50,7 @@ class Comparison:
 
     @property
     def widest_interval(self) -> tuple[float, float]:
-        """The smallest and the largest ratio B / A in the intervals of all operations, or else of all cases."""
+        """The smallest and the largest ratio B / A in the intervals of all operations (of cases if there are none)."""
         compared = self.operations or self.rows
         return min(record.ratio_low for record in compared), max(record.ratio_high for record in compared)
 
@@ -98,7 +79,7 @@ class Comparison:
         Args:
             a: the files or the command of A.
             b: the files or the command of B.
-            stop: whether all rounds were run.
+            stop: how the rounds ended: `complete`, `interrupted` or `failed`.
         """
         rounds = self.plan.compute_rounds(self.tolerance or DEFAULT_CHANGE) if self.lacks_evidence else None
         shared = {name: getattr(self, name) for name in CompareSummaryRecord.__struct_fields__ if hasattr(self, name)}

@@ -2,8 +2,9 @@
 
 A machine's speed drifts over minutes, and runs that follow each other differ less than runs on different days. The
 order of the two runs of a round is drawn at random, so that neither side profits from being first. Round K writes
-`a/K.jsonl` and `b/K.jsonl` below the output directory. While a run is in progress, its file has the suffix `.part`, and
-its output goes to `K.log`. The files of a run that was cut short keep their names, and the run is not compared.
+`a/K.jsonl` and `b/K.jsonl` below the output directory. While a run is in progress, its result file has the suffix
+`.part`, and the command's output goes to `K.log`. If a run is cut short, its result file keeps the suffix `.part` and
+is not compared.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from hpccoll.errors import CommunicationError, HpccollError, UnavailableError, UsageError
 from hpccoll.measure.results.output_file import explain_write_errors
-from hpccoll.runtime import launcher
+from hpccoll.processes import launcher
 
 PLACEHOLDER = "{json}"  # in a command, stands for the result file that it writes
 SIDES = ("a", "b")
@@ -32,7 +33,7 @@ _GRACE_S = 5.0  # seconds from the SIGTERM that ends a run to the SIGKILL
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkCommand:
-    """The benchmark command of one side, A or B, of `hpccoll compare --rounds`."""
+    """The benchmark command (`text`) of one side of `hpccoll compare --rounds`, and the option that states it."""
 
     text: str
     option: str  # the command-line option that named the command, for messages
@@ -65,7 +66,7 @@ class BenchmarkCommand:
 
 @dataclass(frozen=True, slots=True)
 class RoundOptions:
-    """The options of `hpccoll compare --rounds`, which runs two benchmark commands in turns."""
+    """The options of `hpccoll compare --rounds`: two commands, the number of rounds, and the directory for results."""
 
     commands: tuple[BenchmarkCommand, BenchmarkCommand]  # of A and B
     rounds: int
@@ -75,7 +76,7 @@ class RoundOptions:
 
 
 def run_rounds(options: RoundOptions) -> Iterator[str]:
-    """Run both commands in turns; yield a description, such as `round 1 A`, after each run.
+    """Run both commands in turns, with results in `options.directory`; yield, after each run, its name (`round 1 A`).
 
     Raises:
         UsageError: a command or the directory cannot be used, or a command ended with exit status 2.
@@ -146,7 +147,7 @@ def _wait_for(words: list[str], log: Path, limit_s: float) -> int | None:
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """End a program, if it runs, and kill all processes of its session.
+    """End a program, if it still runs, and kill all processes of its session.
 
     The program gets SIGTERM first, which MPI launchers pass on to ranks.
     """

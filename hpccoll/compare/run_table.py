@@ -1,4 +1,4 @@
-"""The runs of both sides of a comparison as tables of logarithms of medians, without drift and disturbed rows."""
+"""Tables of the logarithms of median times in all runs of a comparison, without drift and disturbed measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from hpccoll.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """The median times of all cases in all runs of both sides, as arrays of shape (runs, cases), A's runs first."""
+    """The median times of all cases in all runs of both sides, without drift, with marks of disturbed measurements.
+
+    Arrays have the shape (runs, cases), with A's runs first.
+    """
 
     keys: tuple[CaseKey, ...]  # the cases
     runs: tuple[MeasuredRun, ...]  # the runs of A, then those of B
@@ -32,7 +35,7 @@ class RunTable:
     usable: NDArray[np.bool_]  # measurements, neither missing nor disturbed, that can give a verdict
     disturbed: Floats  # additional variance per run of cases that are disturbed in all runs of a side, shape (cases,)
     disturbances: tuple[str, ...]  # descriptions of disturbances, for messages
-    paired: bool  # whether the k-th runs of A and B were measured one after the other
+    paired: bool  # whether run k of A and run k of B were measured in succession
 
     def select(self, kept: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Return the logarithms of medians of A and of B, shape (runs, cases), for the cases that `kept` marks."""
@@ -52,7 +55,7 @@ class RunTable:
 def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[CaseKey], paired: bool, control: Control) -> RunTable:
     """Return the times of the cases `keys` in all runs of both sides, without the drift that `control` shows.
 
-    If `paired`, the k-th runs of A and B were measured one after the other, and runs without a partner are left out.
+    If `paired`, run k of A and run k of B were measured in succession, and runs without a partner are left out.
     """
     pairs = min(len(a.runs), len(b.runs)) if paired else max(len(a.runs), len(b.runs))
     runs = (*a.runs[:pairs], *b.runs[:pairs])
@@ -74,7 +77,7 @@ def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[CaseKey], pair
     medians, within = medians[:, kept], within[:, kept]
     drift = measure_drift(control, keys, medians, split, paired)
     operations = [noise.find_disturbed_operations(run.rows.values()) for run in runs]
-    disturbed = np.array([[key.op in found for key in keys] for found in operations])
+    disturbed = np.array([[key.op in names for key in keys] for names in operations])
     disturbed |= np.array([[run.is_unreliable] for run in runs])
     disturbances = _describe_disturbances(operations, split)
     adjusted = medians - drift.table
@@ -92,15 +95,15 @@ def collect_runs(a: ComparedSide, b: ComparedSide, keys: Sequence[CaseKey], pair
 def _leave_out_disturbed(logs: Floats, disturbed: NDArray[np.bool_], split: int, paired: bool) -> tuple[Floats, Floats]:
     """Return `logs` with NaN for disturbed measurements, and an additional variance per case.
 
-    If one side has only disturbed measurements of a case, these are kept, and the case gets the additional variance. A
-    case with only one undisturbed run on each side also gets this variance if another case is disturbed in one of these
-    two runs, because other programs may have slowed the whole run.
+    If all measurements of a case on one side are disturbed, they are kept, and the case gets the additional variance. A
+    case with only one undisturbed run on each side also gets the additional variance if another case is disturbed in
+    one of the two runs, because other programs may have slowed the whole run.
 
     Args:
         logs: logarithms of medians, shape (runs, cases), first the runs of A.
         disturbed: which measurements other programs disturbed, shape (runs, cases).
         split: the number of runs of A.
-        paired: whether the k-th runs of A and B were measured one after the other.
+        paired: whether run k of A and run k of B were measured in succession.
     """
     usable = ~np.isnan(logs) & ~disturbed
     if paired:
@@ -127,20 +130,23 @@ def _describe_disturbances(operations: Sequence[set[str]], split: int) -> tuple[
 def _mark_uneven_speed(
     disturbed: NDArray[np.bool_], keys: Sequence[CaseKey], log_ratios: Floats, is_control: NDArray[np.bool_]
 ) -> tuple[str, ...]:
-    """Mark measurements as disturbed if the machine's speed changed by different factors for different cases.
+    """Mark the measurements of a round as disturbed if the control cases changed by different factors in it.
+
+    No measurement is marked if this is so in most rounds, because that is ordinary noise.
 
     Args:
         disturbed: the marks, changed in place, shape (runs, cases), first the runs of A.
         keys: all cases.
         log_ratios: logarithm of the ratio B / A of the medians without drift, shape (pairs of runs, cases).
-        is_control: for each case, whether it is of engine `mpi` and so shows the machine's speed.
+        is_control: for each case, whether it is a control: a case of engine `mpi`, whose time depends on the machine
+            only.
 
     Returns:
         Descriptions for messages: one if any measurement was marked, otherwise none.
     """
     speeds = [_find_uneven_speed(keys, log_ratio, is_control, len(log_ratios) > 1) for log_ratio in log_ratios]
     uneven = [signs for _, signs in speeds if signs]
-    if not uneven or 2 * len(uneven) > len(log_ratios) > 1:  # unevenness of most rounds is noise between rounds
+    if not uneven or 2 * len(uneven) > len(log_ratios) > 1:  # if most rounds are uneven, that is ordinary noise
         return ()
     disturbed |= np.tile([rows for rows, _ in speeds], (2, 1))
     if len(log_ratios) > 1:
@@ -151,16 +157,17 @@ def _mark_uneven_speed(
 def _find_uneven_speed(
     keys: Sequence[CaseKey], log_ratios: Floats, is_control: NDArray[np.bool_], replaceable: bool
 ) -> tuple[NDArray[np.bool_], list[str]]:
-    """Return which cases a change of the machine's speed between two runs disturbed, and descriptions of the change.
+    """Return which cases are disturbed by a change of the machine's speed between two runs, and describe the change.
 
     Args:
         keys: all cases.
         log_ratios: for each case, the logarithm of the ratio B / A of the medians without drift; NaN if one of the two
             runs lacks the case.
-        is_control: for each case, whether it is of engine `mpi` and so shows the machine's speed.
-        replaceable: whether other pairs of runs remain. If so, a change of an operation's cases of engine `mpi` marks
-            the operation as disturbed. Otherwise, the change marks all cases as disturbed, and only if the operation's
-            other cases changed likewise.
+        is_control: for each case, whether it is a control: a case of engine `mpi`, whose time depends on the machine
+            only.
+        replaceable: whether other pairs of runs remain. If other pairs remain, an operation is disturbed as soon as the
+            times of its cases of engine `mpi` have changed. If no other pair remains, all cases are disturbed as soon
+            as the cases of engine `mpi` and the other cases of one operation have changed alike.
     """
     known = ~np.isnan(log_ratios)
     uneven = np.zeros(len(keys), np.bool_)

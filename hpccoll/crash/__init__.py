@@ -1,8 +1,8 @@
 """Finds out, from the recordings of a job's ranks, why the job hung or crashed, and which ranks caused it.
 
-Start with analysis.py: `analyze` applies three rules in turn. First, ranks that made different calls (disagreement.py).
-Second, processes that ended or were stopped. Third, the ranks that no other rank keeps waiting (wait_graph.py). All
-functions of the package are pure; evidence.py defines their input. text.py formats the result for people.
+Start with analysis.py: `analyze` looks first for ranks that made different calls (disagreement.py), then for processes
+that ended or were stopped, then for the ranks for which the others wait (wait_graph.py). All functions of the
+package are pure; evidence.py defines their input. text.py formats the result for people.
 """
 
 from hpccoll.crash.analysis import CrashAnalysis, Reason, analyze

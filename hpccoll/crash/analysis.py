@@ -3,7 +3,8 @@
 The rules, in order:
 
 1. Ranks made different calls. Later symptoms may follow from the first different call, so it is the cause.
-2. A process ended before the others, which had not yet waited for more than a second for a living rank in no call.
+2. A process ended before the others. A process that ended is not the cause if ranks had already waited for more than a
+   second for a living rank that was in no call.
 3. A process is stopped, as by SIGSTOP or a debugger.
 4. Waiting ranks wait, directly or through others, for ranks that are in no call. After the end of the job, waits of
    less than a second are no evidence, because every rank is late at times.
@@ -27,7 +28,7 @@ LONG_WAIT_S: Final = 1.0  # launchers end the other ranks of a crashed job in le
 
 
 class Reason(Enum):
-    """The kind of cause by which an MPI job hung or crashed."""
+    """Names the kind of cause by which an MPI job hung or crashed."""
 
     MISMATCH = "mismatch"  # ranks made different calls of one collective
     DEAD = "dead"  # a process ended before the others
@@ -46,10 +47,10 @@ class CrashAnalysis:
         reason: the kind of cause.
         guilty: the ranks that caused the hang or crash; empty if the recordings do not show them.
         suspects: ranks of which one is guilty, if the recordings do not show which (a tie).
-        disagreement: the first collective in which ranks made different calls.
-        call: the collective or message that ranks wait in; None if no recorded call is open.
-        arrived: the ranks that have begun `call`.
-        absent: the ranks of the communicator that have not begun `call`.
+        disagreement: the first collective in which ranks made different calls; None if there is none.
+        call: the collective or message that ranks wait in; None if no recorded call is unfinished.
+        arrived: the ranks that have begun `call`, if it is a collective.
+        absent: the ranks of the communicator that have not begun `call`, if it is a collective.
     """
 
     reason: Reason
@@ -62,7 +63,7 @@ class CrashAnalysis:
 
 
 def analyze(job: JobEvidence) -> CrashAnalysis:
-    """Return why an MPI job hung or crashed and which ranks caused it, from the recordings of its ranks."""
+    """Return the cause of an MPI job's hang or crash, the guilty ranks, and the call in which other ranks wait."""
     graph = build_wait_graph(job)
     disagreement = find_first_disagreement(job)
     reason, guilty, suspects = _decide(job, graph, disagreement)
@@ -84,7 +85,7 @@ def _decide(
 
     Args:
         job: the recordings of the job's ranks.
-        graph: which ranks wait for which.
+        graph: the ranks for which each rank waits.
         disagreement: the first collective in which ranks made different calls; None if there is none.
     """
     if disagreement is not None:
@@ -93,7 +94,7 @@ def _decide(
     dead = _find_dead(job)
     if dead and not _waits_for_others(job, graph, dead):
         return Reason.DEAD, dead, ()
-    stopped = tuple(rank for rank, each in sorted(job.ranks.items()) if each.process is ProcessState.STOPPED)
+    stopped = tuple(rank for rank, own in sorted(job.ranks.items()) if own.process is ProcessState.STOPPED)
     if stopped:
         return Reason.STOPPED, stopped, ()
     if graph.outside:
@@ -108,30 +109,31 @@ def _decide(
 
 
 def _find_dead(job: JobEvidence) -> tuple[int, ...]:
-    """Return the rank whose death another rank noticed first, or else all ranks whose processes are dead now.
+    """Return the rank whose death another rank noticed first, as a tuple of one, or else all ranks that are dead now.
 
-    The result is empty if no process is known to be alive: then the whole job has ended, which is no evidence.
+    If no rank noticed a death and no process is known to be alive, the result is empty: the whole job has ended, which
+    is no evidence. Ranks whose program ended by itself are not among the dead.
     """
-    seen = [(each.seen_dead, rank) for rank, each in job.ranks.items() if each.seen_dead is not None]
+    seen = [(own.seen_dead, rank) for rank, own in job.ranks.items() if own.seen_dead is not None]
     if seen:
         return (min(seen)[1],)
-    dead = [rank for rank, each in job.ranks.items() if each.process is ProcessState.DEAD and not each.ending]
-    lives = any(each.process in (ProcessState.ALIVE, ProcessState.STOPPED) for each in job.ranks.values())
+    dead = [rank for rank, own in job.ranks.items() if own.process is ProcessState.DEAD and not own.ending]
+    lives = any(own.process in (ProcessState.ALIVE, ProcessState.STOPPED) for own in job.ranks.values())
     return tuple(sorted(dead)) if lives else ()
 
 
 def _waits_for_others(job: JobEvidence, graph: WaitGraph, dead: Sequence[int]) -> bool:
-    """Whether ranks had waited more than LONG_WAIT_S for a living rank in no call when the ranks `dead` died."""
+    """Whether, before the ranks `dead` died, others waited more than LONG_WAIT_S for a living rank in no call."""
     others = [rank for rank in graph.outside if rank not in dead]
-    times = [each.seen_dead for rank in dead if (each := job.ranks.get(rank)) is not None]
+    times = [own.seen_dead for rank in dead if (own := job.ranks.get(rank)) is not None]
     died = min((time for time in times if time is not None), default=job.end)
     return _find_longest_wait(job, graph, others, died) > LONG_WAIT_S
 
 
 def _find_longest_wait(job: JobEvidence, graph: WaitGraph, awaited: Sequence[int], now: float) -> float:
-    """Return the seconds up to the time `now` for which some rank had been waiting for a rank in `awaited`.
+    """Return for how many seconds, at the time `now`, some rank had been waiting for a rank in `awaited`.
 
-    Of several waiting ranks, the one that began first counts.
+    Of several waiting ranks, the rank whose call began first counts. Without a waiting rank, the result is 0.
     """
     began = [
         call.began
@@ -160,7 +162,10 @@ def _find_other_order(job: JobEvidence, cycle: Sequence[int]) -> tuple[int, ...]
 
 
 def _find_least_advanced(job: JobEvidence, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Return the one of `ranks` that has completed fewer rounds of its collective than all others; empty for a tie."""
+    """Return a tuple of the one rank that has completed fewer rounds of its collective than all others of `ranks`.
+
+    The tuple is empty for a tie, or if the rounds of a rank are unknown.
+    """
     calls = {rank: job.ranks[rank].last_call for rank in ranks}
     rounds = {rank: call.round for rank, call in calls.items() if call is not None and call.round is not None}
     least = [rank for rank, completed in rounds.items() if completed == min(rounds.values())]
@@ -168,11 +173,12 @@ def _find_least_advanced(job: JobEvidence, ranks: Sequence[int]) -> tuple[int, .
 
 
 def _choose_call(job: JobEvidence, guilty: Sequence[int]) -> CallRecord | None:
-    """Return the unfinished call that began first, if possible a collective that a guilty rank has not begun.
+    """Return the unfinished call that began first, preferably a collective that a guilty rank has not begun.
 
-    The result is None if no call is unfinished.
+    If the guilty ranks have begun all collectives, an unfinished collective takes precedence over messages. The result
+    is None if no call is unfinished.
     """
-    calls = [call for each in job.ranks.values() for call in each.awaited_calls]
+    calls = [call for own in job.ranks.values() for call in own.awaited_calls]
     ordered = sorted(calls, key=lambda call: (call.is_message, call.began))
     missed = [call for call in ordered if not call.is_message and any(_is_absent(job, rank, call) for rank in guilty)]
     return next(iter(missed or ordered), None)

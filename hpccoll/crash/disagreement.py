@@ -1,8 +1,9 @@
 """Finds the first collective in which ranks made different calls.
 
-Calls with the same number on the same communicator must agree in operation and in the arguments that all ranks pass
-alike. If the calls differ, the ranks of the largest group of equal calls are right, and the others are guilty. Without
-a unique largest group, as always with two ranks, the recordings alone do not show who is wrong.
+Calls with the same sequence number on a communicator must have the same operation, and equal values of those arguments
+that all ranks must pass alike. If the calls differ, the ranks of the largest group of equal calls are right, and the
+others are guilty. Without a unique largest group, as always with two ranks, the recordings alone do not show who is
+wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Disagreement:
     Attributes:
         communicator: the communicator of the collective.
         number: the number of the collective among those of the communicator, from 1.
-        groups: the ranks that made equal calls, the largest group first, with the call of one of these ranks.
+        groups: pairs of the ranks that made equal calls and the call of one of these ranks; the largest group is first.
         differing: the names of the arguments that differ; `operation` alone if the operations differ.
         guilty: the ranks outside the largest group; empty if there is no unique largest group.
     """
@@ -42,12 +43,12 @@ class Disagreement:
 
 def find_first_disagreement(job: JobEvidence) -> Disagreement | None:
     """Return the first collective, over all communicators, in which ranks made different calls; None if all agree."""
-    first = [found for calls in _align(job).values() if (found := _find_in_communicator(calls)) is not None]
+    first = [difference for calls in _align(job).values() if (difference := _find_in_communicator(calls)) is not None]
     return min(first, key=lambda call: call.began, default=None)
 
 
 def _align(job: JobEvidence) -> Mapping[CommunicatorId, Mapping[int, Mapping[int, CallRecord]]]:
-    """Return the recorded collectives of all ranks by communicator, by number (in ascending order) and by rank."""
+    """Return nested dicts of all ranks' recorded collectives: by communicator, by ascending number, and by rank."""
     aligned: dict[CommunicatorId, dict[int, dict[int, CallRecord]]] = {}
     for rank, evidence in sorted(job.ranks.items()):
         for (communicator, number), call in evidence.collectives.items():
@@ -58,7 +59,7 @@ def _align(job: JobEvidence) -> Mapping[CommunicatorId, Mapping[int, Mapping[int
 def _find_in_communicator(calls: Mapping[int, Mapping[int, CallRecord]]) -> Disagreement | None:
     """Return the first disagreement among the collectives of one communicator; None if all calls agree.
 
-    `calls` has the call of each rank by the collective's number, in ascending order.
+    `calls` maps the number of each collective, in ascending order, to the call of each rank.
     """
     for number, by_rank in calls.items():
         differing = _compare(list(by_rank.values()))
@@ -79,7 +80,7 @@ def _compare(calls: Sequence[CallRecord]) -> tuple[str, ...]:
 
 
 def _describe(number: int, by_rank: Mapping[int, CallRecord], differing: tuple[str, ...]) -> Disagreement:
-    """Return the disagreement of the ranks' calls of one collective.
+    """Return a record of the disagreement between the ranks' calls of one collective, with the guilty ranks.
 
     Args:
         number: the collective's number.

@@ -15,7 +15,7 @@ CommunicatorId: TypeAlias = str
 
 
 class ProcessState(Enum):
-    """The state of a rank's process when the evidence was collected."""
+    """Names the state that a rank's process had when the evidence was collected."""
 
     UNKNOWN = "unknown"
     ALIVE = "alive"
@@ -31,8 +31,8 @@ class CallRecord:
         communicator: the communicator's name, the same on all of its ranks.
         number: the number of this collective among the rank's collectives on the communicator, from 1; 0 for messages.
         operation: the name of the operation, such as `all_reduce` or `recv`.
-        details: arguments that all ranks must pass alike, by name: algorithm, count, dtype, root and others. A missing
-            argument is compared with nothing.
+        details: names and values of the arguments that all ranks must pass alike, such as algorithm, count, dtype and
+            root. An argument that the recorded call lacks is not compared with those of other ranks.
         began: when the call began.
         ended: when the call ended; None if it had not ended.
         peer: the rank at the other end of a message; None for a collective, or a receive from any rank.
@@ -94,7 +94,7 @@ class RankEvidence:
 
     @cached_property
     def progress(self) -> Mapping[CommunicatorId, int]:
-        """The number of the last collective that this rank began on each communicator."""
+        """The number, from 1, of the last collective that this rank began on each communicator, by communicator."""
         last: dict[CommunicatorId, int] = {}
         for communicator, number in self.collectives:
             last[communicator] = max(number, last.get(communicator, 0))
@@ -145,7 +145,7 @@ class JobEvidence:
     def list_members(self, communicator: CommunicatorId) -> tuple[int, ...]:
         """Return the ranks of a communicator; if they are unknown, the ranks that have called collectives on it."""
         known = self.members.get(communicator)
-        return known or tuple(rank for rank, each in sorted(self.ranks.items()) if communicator in each.progress)
+        return known or tuple(rank for rank, own in sorted(self.ranks.items()) if communicator in own.progress)
 
     def find_age(self, own: RankEvidence) -> float:
         """Return the seconds since a rank's last call ended, or began if it is unfinished; 0 without a call."""

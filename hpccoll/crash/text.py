@@ -8,14 +8,15 @@ from typing import Final
 from hpccoll.crash.analysis import CrashAnalysis, Reason
 from hpccoll.crash.disagreement import OPERATION, Disagreement
 from hpccoll.crash.evidence import CallRecord, JobEvidence, ProcessState, RankEvidence
+from hpccoll.units import format_ranges
 
 MOST_LINES: Final = 16  # at most this many ranks, or groups of ranks with the same last call, are listed
-_UNTOLD: Final = ("", "blocking")  # most calls are blocking
+_UNTOLD: Final = ("", "blocking")  # values that are not printed; most calls are blocking
 PEERS: Final = {"send": "to", "recv": "from"}
 
 
 def format_analysis(job: JobEvidence, analysis: CrashAnalysis) -> str:
-    """Return the cause of a job's hang or crash, and all ranks' last operations, as lines to print."""
+    """Return the cause of a job's hang or crash, and all ranks' last operations, as a string of several lines."""
     lines = [_format_guilty(job, analysis)]
     if analysis.call is not None and not analysis.call.is_message:
         arrived, absent = format_ranks(analysis.arrived), format_ranks(analysis.absent)
@@ -33,14 +34,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
     """Return ranks as a string with ranges, such as `ranks 0-2, 5`; `no rank` if there are none."""
     if not ranks:
         return "no rank"
-    ordered, parts = sorted(ranks), []
-    start = previous = ordered[0]
-    for rank in [*ordered[1:], None]:
-        if rank != previous + 1:
-            parts.append(f"{start}" if start == previous else f"{start}-{previous}")
-            start = rank if rank is not None else start
-        previous = rank if rank is not None else previous
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
+    return f"rank{'s' * (len(ranks) > 1)} {format_ranges(sorted(ranks), comma=', ')}"
 
 
 def format_call(call: CallRecord) -> str:
@@ -64,13 +58,13 @@ def format_last_operations(job: JobEvidence, ranks: Sequence[int]) -> str:
 
 
 def _place(job: JobEvidence, call: CallRecord) -> str:
-    """Return a call as a string, with its communicator if the job uses several."""
+    """Return a call as a string, with its communicator if the job uses several communicators."""
     return format_call(call) + _format_communicator(job, call)
 
 
 def _format_communicator(job: JobEvidence, call: CallRecord) -> str:
     """Return a call's communicator as a string; empty if all recorded calls of the job use the same communicator."""
-    used = {each.communicator for rank in job.ranks.values() for each in rank.calls}
+    used = {call.communicator for rank in job.ranks.values() for call in rank.calls}
     if len(used) < 2:
         return ""
     return f" on communicator {call.communicator} of {format_ranks(job.list_members(call.communicator))}"
@@ -79,9 +73,9 @@ def _format_communicator(job: JobEvidence, call: CallRecord) -> str:
 def _format_guilty(job: JobEvidence, analysis: CrashAnalysis) -> str:
     """Return a sentence on the ranks that caused the hang or crash, and why."""
     if analysis.guilty:
-        each = (f"rank {rank} {_explain(job, rank, analysis)}" for rank in analysis.guilty[:MOST_LINES])
+        culprits = (f"rank {rank} {_explain(job, rank, analysis)}" for rank in analysis.guilty[:MOST_LINES])
         more = len(analysis.guilty) - MOST_LINES
-        return f"Guilty: {'; '.join(each)}{f'; and {more} more ranks' if more > 0 else ''}."
+        return f"Guilty: {'; '.join(culprits)}{f'; and {more} more ranks' if more > 0 else ''}."
     if analysis.reason is Reason.MISMATCH:
         return f"Guilty: one of {format_ranks(analysis.suspects)}; the calls are a tie, so none is in the majority."
     if analysis.reason is Reason.CYCLE:
@@ -100,7 +94,7 @@ def _format_guilty(job: JobEvidence, analysis: CrashAnalysis) -> str:
 
 
 def _explain(job: JobEvidence, rank: int, analysis: CrashAnalysis) -> str:
-    """Return the clause after `rank N` on why a guilty rank is guilty, with its last operation."""
+    """Return the clause, to be printed after `rank N`, on why this rank is guilty, with its last operation."""
     own = job.ranks.get(rank)
     if own is None:
         return "has no recording, and other ranks wait for it"
@@ -121,18 +115,20 @@ def _explain(job: JobEvidence, rank: int, analysis: CrashAnalysis) -> str:
             return f"{what}, and other ranks wait for it ({last})"
 
 
-def format_disagreement(job: JobEvidence, found: Disagreement) -> str:
+def format_disagreement(job: JobEvidence, disagreement: Disagreement) -> str:
     """Return a sentence on the first collective in which ranks made different calls, with the ranks' arguments."""
-    call = found.groups[0][1]
-    name = f"call {found.number}"
-    if found.differing != (OPERATION,):
+    call = disagreement.groups[0][1]
+    name = f"call {disagreement.number}"
+    if disagreement.differing != (OPERATION,):
         name += f" ({call.operation})"
     parts = []
-    for ranks, each in found.groups:
-        details = dict(each.details)
+    for ranks, own_call in disagreement.groups:
+        details = dict(own_call.details)
         values = ", ".join(
-            format_call(each).partition(" (")[2][:-1] if name == OPERATION else f"{name} {details.get(name) or 'none'}"
-            for name in found.differing
+            format_call(own_call).partition(" (")[2][:-1]
+            if name == OPERATION
+            else f"{name} {details.get(name) or 'none'}"
+            for name in disagreement.differing
         )
         parts.append(f"{format_ranks(ranks)}: {values}")
     return f"First disagreement, in {name}{_format_communicator(job, call)}: {'; '.join(parts)}."
@@ -164,7 +160,7 @@ def _format_rounds(group: Sequence[RankEvidence]) -> str:
 
 
 def _format_last(job: JobEvidence, own: RankEvidence) -> str:
-    """Return a rank's last operation in words, such as `in call 4 (barrier)`, or `after ...` if it has ended."""
+    """Return a rank's last call in words: `in call 4 (barrier)`, or `after call 4 (barrier)` if it ended; `no call`."""
     call = own.last_call
     if call is None:
         return "no call"

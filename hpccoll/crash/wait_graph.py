@@ -1,8 +1,8 @@
 """Finds the ranks for which, directly or through other ranks, all waiting ranks wait.
 
 A rank in a collective waits for the ranks that have not begun this collective. A rank that sends or receives a message
-waits for the rank at the other end. In this graph, a path from a waiting rank leads to a rank that waits for no other
-rank, or into a cycle of ranks that wait for each other.
+waits for the rank at the other end. A chain of waits ends at a rank that waits for no other rank, or in a
+cycle of ranks that wait for each other.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from hpccoll.crash.evidence import CallRecord, JobEvidence, RankEvidence
 
 @dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """Which ranks of a job wait for which, and where these chains of waits end.
+    """The ranks for which each rank of a job waits, and the ranks at which these chains of waits end.
 
     Attributes:
         waits: for each rank in a call, the ranks for which it waits.
-        outside: ranks for which others wait, and which are in no call; the rank with most waiting ranks first.
+        outside: ranks for which others wait, and which are in no call; in descending order of the number of waiting
+            ranks.
         inside: ranks in a call that has not ended although all its ranks have begun it; they wait for no other rank.
         cycle: ranks that wait for each other and for no rank outside of the cycle.
     """
@@ -31,7 +32,7 @@ class WaitGraph:
 
 
 def build_wait_graph(job: JobEvidence) -> WaitGraph:
-    """Return which ranks of a job wait for which, and the ranks at which these chains of waits end."""
+    """Return the ranks for which each rank of a job waits, and the ranks or the cycle at which chains of waits end."""
     waits = {
         rank: frozenset(peer for call in evidence.awaited_calls for peer in list_awaited(job, evidence, call))
         for rank, evidence in job.ranks.items()
@@ -61,7 +62,7 @@ def list_awaited(job: JobEvidence, own: RankEvidence, call: CallRecord) -> froze
 def list_arrived(job: JobEvidence, call: CallRecord) -> frozenset[int]:
     """Return the ranks that have begun the collective `call`."""
     communicator = call.communicator
-    return frozenset(rank for rank, each in job.ranks.items() if each.progress.get(communicator, 0) >= call.number)
+    return frozenset(rank for rank, own in job.ranks.items() if own.progress.get(communicator, 0) >= call.number)
 
 
 def _answers(other: CallRecord, rank: int, call: CallRecord) -> bool:

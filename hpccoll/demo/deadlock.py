@@ -18,7 +18,7 @@ STEPS = ("send x to rank {0}", "receive y from rank {0}")
 
 
 def explain_deadlock() -> str:
-    """Return the plan checker's message on the deadlock of two ranks that both send first. Sends nothing by MPI."""
+    """Return the plan checker's message on the deadlock of two ranks that both send first. Sends no MPI message."""
     # Each rank sends x (chunk 0) to the other rank, then receives y (chunk 1) from it.
     try:
         check_program([[SendAction(1, 0), RecvAction(1, 1)], [SendAction(0, 0), RecvAction(0, 1)]])
@@ -33,7 +33,7 @@ def force_deadlock(world: MPI.Intracomm, x: Any, limit_s: float) -> None:
     Args:
         world: a communicator of two ranks.
         x: the array to send, synchronously (Issend).
-        limit_s: seconds after which a rank gives up a step.
+        limit_s: the seconds for which a rank waits for a step to complete.
 
     Raises:
         CommunicationError: the ranks are deadlocked; the message names each rank and its step.

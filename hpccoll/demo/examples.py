@@ -18,33 +18,26 @@ from hpccoll.plan import Operation
 
 
 class Example(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An example of `hpccoll demo`: functions to call on MPI ranks, their arguments, and texts to print.
-
-    Attributes:
-        ranks: number of ranks on which the example runs.
-        calls: names of the functions in in_*.py that the example runs, each on new copies of the arguments.
-        inputs: for each argument of a call, its value on rank 0, 1 and so on: a number, or a list for an array.
-            Ranks beyond the last value get None.
-        description: two lines of text.
-        titles: table headings of the arguments and of all results.
-        operation: the collective that `algorithm` runs; None if the example is not about one collective.
-        algorithm: the name of the algorithm that runs the operation, and that `hpccoll demo` draws.
-        accepts_algorithm: whether the option `--algorithm` may choose another algorithm.
-    """
+    """An example of `hpccoll demo`: functions to call on MPI ranks, their arguments, and texts to print."""
 
     name: str
-    ranks: int
+    ranks: int  # number of ranks on which the example runs
+    # Names of the functions in in_*.py that the example runs, each on new copies of the arguments
     calls: tuple[str, ...]
+    # For each argument of a call, its value on rank 0, 1 and so on: a number, or a list for an array. Ranks beyond the
+    # last value get None.
     inputs: tuple[tuple[list[Any] | float, ...], ...]
-    description: tuple[str, str]
+    description: tuple[str, str]  # two lines of text
+    # Table headings of the arguments and of all results
     titles: tuple[tuple[str, ...], tuple[str, ...]] = (("before",), ("after",))
+    # The collective that `algorithm` runs; None if the example is not about one collective
     operation: Operation | None = None
-    algorithm: str = ""
-    accepts_algorithm: bool = True
+    algorithm: str = ""  # the name of the algorithm that runs the operation, and that `hpccoll demo` draws
+    accepts_algorithm: bool = True  # whether the option `--algorithm` may choose another algorithm
 
     def make_arguments(self, rank: int) -> tuple[NDArray[np.float32] | float | None, ...]:
         """Return the arguments of the example's calls on `rank`: new float32 arrays, numbers, or None."""
-        values = [each[rank] if rank < len(each) else None for each in self.inputs]
+        values = [array[rank] if rank < len(array) else None for array in self.inputs]
         return tuple(np.array(value, np.float32) if isinstance(value, list) else value for value in values)
 
 
@@ -58,7 +51,7 @@ EXAMPLES = _load_examples()
 
 
 def get_example(name: str) -> Example:
-    """Return the example of `hpccoll demo` called `name`; raise UnknownNameError, with the valid names, if none is."""
+    """Return the example `name` of `hpccoll demo`; raise UnknownNameError, with the valid names, if there is none."""
     for example in EXAMPLES:
         if example.name == name:
             return example

@@ -33,13 +33,13 @@ def all_reduce(comm: Any, x: Any) -> Any:
 
 
 def gather(comm: Any, x: Any) -> Any:
-    """On rank 0, return every rank's x, in rank order; on other ranks, return None."""
+    """On rank 0, return an array whose row r is rank r's x; on other ranks, return None."""
     rows = comm.gather(x, root=0)
     return rows
 
 
 def all_gather(comm: Any, x: Any) -> Any:
-    """On every rank, return every rank's x, in rank order."""
+    """On every rank, return an array whose row r is rank r's x."""
     rows = comm.all_gather(x)
     return rows
 
@@ -52,13 +52,13 @@ def scatter(comm: Any, x: Any) -> Any:
 
 
 def reduce_scatter(comm: Any, x: Any) -> Any:
-    """On rank r, return the sum of row r of every rank's matrix x."""
+    """On rank r, return row r of the sum of all ranks' matrices x."""
     rows = comm.reduce_scatter(x, op="sum")  # one row
     return rows[0]
 
 
 def send_recv_chain(comm: Any, x: Any) -> Any:
-    """Send x from rank 0 to rank 1, which doubles x and sends it to rank 2, by blocking calls."""
+    """Send x from rank 0 to rank 1, which doubles x and sends it to rank 2, by blocking calls; return x."""
     if comm.rank == 0:
         comm.send(x, dest=1)
     elif comm.rank == 1:
@@ -71,7 +71,10 @@ def send_recv_chain(comm: Any, x: Any) -> Any:
 
 
 def send_recv_chain_async(comm: Any, x: Any) -> Any:
-    """Send x along ranks 0, 1 and 2 (rank 1 doubles x), by isend and irecv with a computation before each wait."""
+    """Send x along ranks 0, 1 and 2 (rank 1 doubles x), by isend and irecv with a computation before each wait.
+
+    Returns x.
+    """
     sent = [comm.isend(x, dest=1)] if comm.rank == 0 else []
     if comm.rank > 0:
         coming = comm.irecv(x, source=comm.rank - 1)
@@ -99,7 +102,7 @@ def new_group(comm: Any, x: Any) -> Any:
 
 
 def two_broadcasts(comm: Any, x: Any, y: Any) -> Any:
-    """Broadcast x from rank 0 and y from rank 1, with both broadcasts in flight at the same time."""
+    """Broadcast x from rank 0 and y from rank 1, with both in flight at the same time; return x and y."""
     first = comm.broadcast(x, root=0, async_op=True)
     second = comm.broadcast(y, root=1, async_op=True)
     first.wait()
@@ -108,7 +111,7 @@ def two_broadcasts(comm: Any, x: Any, y: Any) -> Any:
 
 
 def weighted_sum(comm: Any, x: Any, weights: Any) -> Any:
-    """Multiply x elementwise by `weights`, then overwrite x on every rank with the sum of every rank's x."""
+    """Multiply x elementwise by `weights`, then overwrite x on every rank with the sum of every rank's x; return x."""
     comm.all_reduce(x, op=premul_sum(weights))
     return x
 
@@ -125,7 +128,7 @@ def distributed_softmax(comm: Any, x: Any) -> Any:
 
 
 def l2_normalise(comm: Any, x: Any) -> Any:
-    """Divide each element of x, in place, by the 2-norm of this element over all ranks."""
+    """Divide each element of x, in place, by the 2-norm of this element over all ranks; return x."""
     squares = x * x
     comm.all_reduce(squares, op="sum")
     x /= np.sqrt(squares)
@@ -133,14 +136,14 @@ def l2_normalise(comm: Any, x: Any) -> Any:
 
 
 def barrier_staggered(comm: Any, seconds: float) -> Any:
-    """Sleep for `seconds`, then wait in a barrier until all ranks have entered it."""
+    """Sleep for `seconds`, then wait in a barrier until all ranks have entered it; return `seconds`."""
     time.sleep(seconds)
     comm.barrier()
     return seconds
 
 
 def send_send_deadlock(comm: Any, x: Any, y: Any) -> Any:
-    """Exchange x between two ranks, into y, without deadlock: rank 0 sends first and rank 1 receives first."""
+    """Exchange x between two ranks, into y, without deadlock: rank 0 sends first, rank 1 receives first; return y."""
     if comm.rank == 0:
         comm.send(x, dest=1)
         comm.recv(y, source=1)
@@ -151,7 +154,7 @@ def send_send_deadlock(comm: Any, x: Any, y: Any) -> Any:
 
 
 def ring_all_reduce_5(comm: Any, x: Any) -> Any:
-    """Sum x over the ranks by reduce_scatter and all_gather, and by all_reduce; return all three results."""
+    """Sum x over the ranks by reduce_scatter and then all_gather, and by all_reduce; return the three results."""
     part = comm.reduce_scatter(x, op="sum", algorithm="ring")
     rows = comm.all_gather(part, algorithm="ring")
     comm.all_reduce(x, op="sum", algorithm="ring")
@@ -159,7 +162,7 @@ def ring_all_reduce_5(comm: Any, x: Any) -> Any:
 
 
 def data_parallel(comm: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take a training step of a linear model with weights w: each rank has samples x (b, 2) and targets y of its own.
+    """Take a training step of a linear model with weights w: each rank has b samples x (b, 2) and targets y of its own.
 
     Gradients are averaged over the ranks. Returns the gradient and the new weights.
     """
@@ -170,7 +173,7 @@ def data_parallel(comm: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def tensor_parallel(comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply an MLP that is split over the ranks (tensor parallelism) to the samples x (b, in).
+    """Apply an MLP that is split over the ranks (tensor parallelism) to the b samples x (b, in).
 
     This rank has the weights `first` (in, hidden / ranks) and `second` (hidden / ranks, out) of its hidden features.
     Returns this rank's hidden features, and the output summed over the ranks.

@@ -1,6 +1,7 @@
 """The examples of `hpccoll demo` in calls of mpi4py; the command prints the functions' bodies, and tests run them.
 
 Each function takes the module mpi4py.MPI, a communicator and this rank's arrays, and returns this rank's new values.
+Arguments and results are those of the function of the same name in in_hpccoll.py.
 """
 # ruff: noqa: N803 - MPI is the conventional name of the module mpi4py.MPI
 
@@ -34,14 +35,14 @@ def all_reduce(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def gather(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """On rank 0, return every rank's x, in rank order; on other ranks, return None."""
+    """On rank 0, return an array whose row r is rank r's x; on other ranks, return None."""
     rows = np.empty((comm.size, *x.shape), x.dtype) if comm.rank == 0 else None
     comm.Gather(x, rows, root=0)
     return rows
 
 
 def all_gather(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """On every rank, return every rank's x, in rank order."""
+    """On every rank, return an array whose row r is rank r's x."""
     rows = np.empty((comm.size, *x.shape), x.dtype)
     comm.Allgather(x, rows)
     return rows
@@ -55,14 +56,14 @@ def scatter(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def reduce_scatter(MPI: Any, comm: Any, x: Any) -> Any:
-    """On rank r, return the sum of row r of every rank's matrix x."""
+    """On rank r, return row r of the sum of all ranks' matrices x."""
     row = np.empty(x.shape[1:], x.dtype)
     comm.Reduce_scatter_block(x, row, op=MPI.SUM)
     return row
 
 
 def send_recv_chain(MPI: Any, comm: Any, x: Any) -> Any:  # noqa: ARG001
-    """Send x from rank 0 to rank 1, which doubles x and sends it to rank 2, by blocking calls."""
+    """Send x from rank 0 to rank 1, which doubles x and sends it to rank 2, by blocking calls; return x."""
     if comm.rank == 0:
         comm.Send(x, dest=1)
     elif comm.rank == 1:
@@ -101,7 +102,7 @@ def new_group(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def two_broadcasts(MPI: Any, comm: Any, x: Any, y: Any) -> Any:
-    """Broadcast x from rank 0 and y from rank 1, with both broadcasts in flight at the same time."""
+    """Broadcast x from rank 0 and y from rank 1, with both in flight at the same time; return x and y."""
     first = comm.Ibcast(x, root=0)
     second = comm.Ibcast(y, root=1)
     MPI.Request.Waitall([first, second])
@@ -109,7 +110,7 @@ def two_broadcasts(MPI: Any, comm: Any, x: Any, y: Any) -> Any:
 
 
 def weighted_sum(MPI: Any, comm: Any, x: Any, weights: Any) -> Any:
-    """Multiply x elementwise by `weights`, then overwrite x on every rank with the sum of every rank's x."""
+    """Multiply x elementwise by `weights`, then overwrite x on every rank with the sum of every rank's x; return x."""
     x *= weights
     comm.Allreduce(MPI.IN_PLACE, x, op=MPI.SUM)
     return x
@@ -127,7 +128,7 @@ def distributed_softmax(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def l2_normalise(MPI: Any, comm: Any, x: Any) -> Any:
-    """Divide each element of x, in place, by the 2-norm of this element over all ranks."""
+    """Divide each element of x, in place, by the 2-norm of this element over all ranks; return x."""
     squares = x * x
     comm.Allreduce(MPI.IN_PLACE, squares, op=MPI.SUM)
     x /= np.sqrt(squares)
@@ -135,14 +136,14 @@ def l2_normalise(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def barrier_staggered(MPI: Any, comm: Any, seconds: float) -> Any:  # noqa: ARG001
-    """Sleep for `seconds`, then wait in a barrier until all ranks have entered it."""
+    """Sleep for `seconds`, then wait in a barrier until all ranks have entered it; return `seconds`."""
     time.sleep(seconds)
     comm.Barrier()
     return seconds
 
 
 def send_send_deadlock(MPI: Any, comm: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Exchange x between two ranks, into y, without deadlock: rank 0 sends first and rank 1 receives first."""
+    """Exchange x between two ranks, into y, without deadlock: rank 0 sends first, rank 1 receives first; return y."""
     if comm.rank == 0:
         comm.Ssend(x, dest=1)
         comm.Recv(y, source=1)
@@ -153,7 +154,7 @@ def send_send_deadlock(MPI: Any, comm: Any, x: Any, y: Any) -> Any:  # noqa: ARG
 
 
 def ring_all_reduce_5(MPI: Any, comm: Any, x: Any) -> Any:
-    """Sum x over the ranks by reduce_scatter and all_gather, and by all_reduce; return all three results."""
+    """Sum x over the ranks by reduce_scatter and then all_gather, and by all_reduce; return the three results."""
     part = np.empty(1, np.float32)
     comm.Reduce_scatter_block(x, part, op=MPI.SUM)
     whole = np.empty(5, np.float32)
@@ -163,9 +164,9 @@ def ring_all_reduce_5(MPI: Any, comm: Any, x: Any) -> Any:
 
 
 def data_parallel(MPI: Any, comm: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take a training step of a linear model with weights w: each rank has samples x (b, 2) and targets y of its own.
+    """Take a training step of a linear model with weights w: each rank has b samples x (b, 2) and targets y of its own.
 
-    Gradients are averaged over the ranks. Returns the gradient and the new weights.
+    Gradients are averaged over the ranks.
     """
     gradient = (x @ w - y) @ x / (len(x) * comm.size)
     comm.Allreduce(MPI.IN_PLACE, gradient, op=MPI.SUM)
@@ -174,11 +175,7 @@ def data_parallel(MPI: Any, comm: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def tensor_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply an MLP that is split over the ranks (tensor parallelism) to the samples x (b, in).
-
-    This rank has the weights `first` (in, hidden / ranks) and `second` (hidden / ranks, out) of its hidden features.
-    Returns this rank's hidden features, and the output summed over the ranks.
-    """
+    """Apply an MLP that is split over the ranks (tensor parallelism) to the b samples x (b, in)."""
     hidden = np.maximum(x @ first, 0)  # (b, hidden / ranks)
     y = hidden @ second  # (b, out), an addend
     comm.Allreduce(MPI.IN_PLACE, y, op=MPI.SUM)
@@ -186,10 +183,7 @@ def tensor_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> Any
 
 
 def sequence_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply the MLP of `tensor_parallel` to tokens that are split over the ranks; x (1, in) is this rank's token.
-
-    Returns the tokens of all ranks, and the output for this rank's token.
-    """
+    """Apply the MLP of `tensor_parallel` to tokens that are split over the ranks; x (1, in) is this rank's token."""
     tokens, own = np.empty((comm.size, x.shape[1]), np.float32), np.empty_like(x)
     comm.Allgather(x, tokens)
     y = np.maximum(tokens @ first, 0) @ second  # (tokens, out), an addend
@@ -198,10 +192,7 @@ def sequence_parallel(MPI: Any, comm: Any, x: Any, first: Any, second: Any) -> A
 
 
 def pipeline(MPI: Any, comm: Any, x: Any, w: Any) -> Any:  # noqa: ARG001
-    """Run samples forward and backward through a pipeline, in which each rank has one layer, y = w x.
-
-    Returns this rank's inputs, and the gradient with respect to w of the sum of the last layer's outputs.
-    """
+    """Run samples forward and backward through a pipeline, in which each rank has one layer, y = w x."""
     gradient, last = np.zeros(1, np.float32), comm.size - 1
     for i in range(len(x)):
         if comm.rank > 0:
@@ -219,10 +210,7 @@ def pipeline(MPI: Any, comm: Any, x: Any, w: Any) -> Any:  # noqa: ARG001
 
 
 def expert_parallel(MPI: Any, comm: Any, x: Any, w: Any) -> Any:  # noqa: ARG001
-    """Send token i of every rank to the expert of rank i, which multiplies it by w, and send the result back.
-
-    Returns the outputs of this rank's expert, and the processed tokens of this rank.
-    """
+    """Send token i of every rank to the expert of rank i, which multiplies it by w, and send the result back."""
     tokens, y = np.empty_like(x), np.empty_like(x)
     comm.Alltoall(x, tokens)
     tokens *= w
@@ -231,10 +219,7 @@ def expert_parallel(MPI: Any, comm: Any, x: Any, w: Any) -> Any:  # noqa: ARG001
 
 
 def zero(MPI: Any, comm: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take the training step of `data_parallel`, where each rank updates only its part of the weights w (ZeRO).
-
-    Returns this rank's part of the gradient, and all new weights.
-    """
+    """Take the training step of `data_parallel`, where each rank updates only its part of the weights w (ZeRO)."""
     gradient = (x @ w - y) @ x / (len(x) * comm.size)
     own = np.empty(len(w) // comm.size, np.float32)
     comm.Reduce_scatter_block(gradient, own, op=MPI.SUM)
@@ -244,10 +229,7 @@ def zero(MPI: Any, comm: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def context_parallel(MPI: Any, comm: Any, q: Any, k: Any, v: Any) -> Any:  # noqa: ARG001
-    """Return the attention of this rank's queries q to the keys k and values v of all ranks (ring attention).
-
-    Keys and values travel from rank to rank.
-    """
+    """Return the attention of this rank's queries q to the keys k and values v of all ranks (ring attention)."""
     total, weight, dest = np.zeros_like(v), np.zeros_like(q), (comm.rank + 1) % comm.size
     block = np.concatenate([k, v], axis=1)
     for _ in range(comm.size):

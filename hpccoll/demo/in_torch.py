@@ -1,7 +1,7 @@
 """The examples of `hpccoll demo` in calls of torch.distributed; the command prints their bodies, and tests run them.
 
 Each function takes the module torch, the module torch.distributed (as `dist`, with an initialized default group) and
-this rank's tensors, and returns this rank's resulting values.
+this rank's tensors, and returns this rank's resulting values, as the function of the same name in in_hpccoll.py does.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def all_reduce(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
 
 
 def gather(torch: Any, dist: Any, x: Any) -> Any:
-    """On rank 0, return every rank's x, in rank order; on other ranks, return None."""
+    """On rank 0, return a list whose element r is rank r's x; on other ranks, return None."""
     rows = [torch.empty_like(x) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
     dist.gather(x, rows, dst=0)
     return rows
 
 
 def all_gather(torch: Any, dist: Any, x: Any) -> Any:
-    """On every rank, return every rank's x, in rank order."""
+    """On every rank, return a list whose element r is rank r's x."""
     rows = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, x)
     return rows
@@ -50,14 +50,14 @@ def scatter(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def reduce_scatter(torch: Any, dist: Any, x: Any) -> Any:
-    """On rank r, return the sum of row r of every rank's matrix x."""
+    """On rank r, return row r of the sum of all ranks' matrices x."""
     row = torch.empty_like(x[0])
     dist.reduce_scatter(row, list(x), op=dist.ReduceOp.SUM)
     return row
 
 
 def send_recv_chain(torch: Any, dist: Any, x: Any) -> Any:  # noqa: ARG001
-    """Send x from rank 0 to rank 1, which doubles x and sends it to rank 2, by blocking calls."""
+    """Send x from rank 0 to rank 1, which doubles x and sends it to rank 2, by blocking calls; return x."""
     rank = dist.get_rank()
     if rank == 0:
         dist.send(x, dst=1)
@@ -99,7 +99,7 @@ def new_group(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def two_broadcasts(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Broadcast x from rank 0 and y from rank 1, with both broadcasts in flight at the same time."""
+    """Broadcast x from rank 0 and y from rank 1, with both in flight at the same time; return x and y."""
     first = dist.broadcast(x, src=0, async_op=True)
     second = dist.broadcast(y, src=1, async_op=True)
     first.wait()
@@ -108,7 +108,7 @@ def two_broadcasts(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG00
 
 
 def weighted_sum(torch: Any, dist: Any, x: Any, weights: Any) -> Any:  # noqa: ARG001
-    """Multiply x elementwise by `weights`, then overwrite x on every rank with the sum of every rank's x."""
+    """Multiply x elementwise by `weights`, then overwrite x on every rank with the sum of every rank's x; return x."""
     x *= weights
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     return x
@@ -126,7 +126,7 @@ def distributed_softmax(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def l2_normalise(torch: Any, dist: Any, x: Any) -> Any:
-    """Divide each element of x, in place, by the 2-norm of this element over all ranks."""
+    """Divide each element of x, in place, by the 2-norm of this element over all ranks; return x."""
     squares = x * x
     dist.all_reduce(squares, op=dist.ReduceOp.SUM)
     x /= torch.sqrt(squares)
@@ -134,14 +134,14 @@ def l2_normalise(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def barrier_staggered(torch: Any, dist: Any, seconds: float) -> Any:  # noqa: ARG001
-    """Sleep for `seconds`, then wait in a barrier until all ranks have entered it."""
+    """Sleep for `seconds`, then wait in a barrier until all ranks have entered it; return `seconds`."""
     time.sleep(seconds)
     dist.barrier()
     return seconds
 
 
 def send_send_deadlock(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Exchange x between two ranks, into y, without deadlock: rank 0 sends first and rank 1 receives first."""
+    """Exchange x between two ranks, into y, without deadlock: rank 0 sends first, rank 1 receives first; return y."""
     if dist.get_rank() == 0:
         dist.send(x, dst=1)
         dist.recv(y, src=1)
@@ -152,7 +152,7 @@ def send_send_deadlock(torch: Any, dist: Any, x: Any, y: Any) -> Any:  # noqa: A
 
 
 def ring_all_reduce_5(torch: Any, dist: Any, x: Any) -> Any:
-    """Sum x over the ranks by reduce_scatter and all_gather, and by all_reduce; return all three results."""
+    """Sum x over the ranks by reduce_scatter and then all_gather, and by all_reduce; return the three results."""
     part, whole = torch.empty(1), torch.empty(5)
     dist.reduce_scatter(part, list(x.split(1)), op=dist.ReduceOp.SUM)
     dist.all_gather(list(whole.split(1)), part)
@@ -161,9 +161,9 @@ def ring_all_reduce_5(torch: Any, dist: Any, x: Any) -> Any:
 
 
 def data_parallel(torch: Any, dist: Any, w: Any, x: Any, y: Any) -> Any:  # noqa: ARG001
-    """Take a training step of a linear model with weights w: each rank has samples x (b, 2) and targets y of its own.
+    """Take a training step of a linear model with weights w: each rank has b samples x (b, 2) and targets y of its own.
 
-    Gradients are averaged over the ranks. Returns the gradient and the new weights.
+    Gradients are averaged over the ranks.
     """
     gradient = (x @ w - y) @ x / (len(x) * dist.get_world_size())
     dist.all_reduce(gradient, op=dist.ReduceOp.SUM)
@@ -172,11 +172,7 @@ def data_parallel(torch: Any, dist: Any, w: Any, x: Any, y: Any) -> Any:  # noqa
 
 
 def tensor_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply an MLP that is split over the ranks (tensor parallelism) to the samples x (b, in).
-
-    This rank has the weights `first` (in, hidden / ranks) and `second` (hidden / ranks, out) of its hidden features.
-    Returns this rank's hidden features, and the output summed over the ranks.
-    """
+    """Apply an MLP that is split over the ranks (tensor parallelism) to the b samples x (b, in)."""
     hidden = torch.relu(x @ first)  # (b, hidden / ranks)
     y = hidden @ second  # (b, out), an addend
     dist.all_reduce(y, op=dist.ReduceOp.SUM)
@@ -184,10 +180,7 @@ def tensor_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) -> A
 
 
 def sequence_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) -> Any:
-    """Apply the MLP of `tensor_parallel` to tokens that are split over the ranks; x (1, in) is this rank's token.
-
-    Returns the tokens of all ranks, and the output for this rank's token.
-    """
+    """Apply the MLP of `tensor_parallel` to tokens that are split over the ranks; x (1, in) is this rank's token."""
     tokens, own = torch.empty(dist.get_world_size(), x.shape[1]), torch.empty_like(x)
     dist.all_gather_into_tensor(tokens, x)
     y = torch.relu(tokens @ first) @ second  # (tokens, out), an addend
@@ -196,10 +189,7 @@ def sequence_parallel(torch: Any, dist: Any, x: Any, first: Any, second: Any) ->
 
 
 def pipeline(torch: Any, dist: Any, x: Any, w: Any) -> Any:
-    """Run samples forward and backward through a pipeline, in which each rank has one layer, y = w x.
-
-    Returns this rank's inputs, and the gradient with respect to w of the sum of the last layer's outputs.
-    """
+    """Run samples forward and backward through a pipeline, in which each rank has one layer, y = w x."""
     gradient, rank, last = torch.zeros(1), dist.get_rank(), dist.get_world_size() - 1
     for i in range(len(x)):
         if rank > 0:
@@ -217,10 +207,7 @@ def pipeline(torch: Any, dist: Any, x: Any, w: Any) -> Any:
 
 
 def expert_parallel(torch: Any, dist: Any, x: Any, w: Any) -> Any:
-    """Send token i of every rank to the expert of rank i, which multiplies it by w, and send the result back.
-
-    Returns the outputs of this rank's expert, and the processed tokens of this rank.
-    """
+    """Send token i of every rank to the expert of rank i, which multiplies it by w, and send the result back."""
     tokens, y = torch.empty_like(x), torch.empty_like(x)
     dist.all_to_all_single(tokens, x)
     tokens *= w
@@ -229,10 +216,7 @@ def expert_parallel(torch: Any, dist: Any, x: Any, w: Any) -> Any:
 
 
 def zero(torch: Any, dist: Any, w: Any, x: Any, y: Any) -> Any:
-    """Take the training step of `data_parallel`, where each rank updates only its part of the weights w (ZeRO).
-
-    Returns this rank's part of the gradient, and all new weights.
-    """
+    """Take the training step of `data_parallel`, where each rank updates only its part of the weights w (ZeRO)."""
     size = dist.get_world_size()
     gradient = (x @ w - y) @ x / (len(x) * size)
     own = torch.empty(len(w) // size)
@@ -243,10 +227,7 @@ def zero(torch: Any, dist: Any, w: Any, x: Any, y: Any) -> Any:
 
 
 def context_parallel(torch: Any, dist: Any, q: Any, k: Any, v: Any) -> Any:
-    """Return the attention of this rank's queries q to the keys k and values v of all ranks (ring attention).
-
-    Keys and values travel from rank to rank.
-    """
+    """Return the attention of this rank's queries q to the keys k and values v of all ranks (ring attention)."""
     rank, size = dist.get_rank(), dist.get_world_size()
     total, weight, block = torch.zeros_like(v), torch.zeros_like(q), torch.cat([k, v], 1)
     for _ in range(size):

@@ -17,7 +17,7 @@ LIBRARIES: dict[str, ModuleType] = {"hpccoll": in_hpccoll, "mpi4py": in_mpi4py, 
 
 
 def format_library_calls(example: Example) -> dict[str, str]:
-    """Return the source code of an example's calls in each library (hpccoll, mpi4py, torch.distributed), by name."""
+    """Return a dict from each library's name (hpccoll, mpi4py, torch.distributed) to the code of an example's calls."""
     return {
         library: "\n\n".join(get_function_body(getattr(module, call)) for call in example.calls)
         for library, module in LIBRARIES.items()
@@ -25,7 +25,7 @@ def format_library_calls(example: Example) -> dict[str, str]:
 
 
 def get_function_body(function: Callable[..., Any]) -> str:
-    """Return the source code of a function's body, without the docstring and the last statement."""
+    """Return the source code of a function's body, without the docstring and the last statement, its return."""
     source = textwrap.dedent(inspect.getsource(function))
     definition = ast.parse(source).body[0]
     if not isinstance(definition, ast.FunctionDef):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankValues:
-    """One rank's arguments and results, in the order of the example's titles: nested lists, numbers or None."""
+    """One rank's arguments (`before`) and results (`after`) of an example, as nested lists, numbers or None."""
 
     before: tuple[Any, ...]
     after: tuple[Any, ...]
@@ -72,5 +72,5 @@ def format_value(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, list):
-        return f"[{', '.join(format_value(each) for each in value)}]"
+        return f"[{', '.join(format_value(element) for element in value)}]"
     return f"{value:.4f}" if value != int(value) else str(int(value))

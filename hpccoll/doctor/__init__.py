@@ -8,6 +8,4 @@ runs all checks.
 
 from hpccoll.doctor.finding import Finding
 
-__all__ = [
-    "Finding",
-]
+__all__ = ["Finding"]

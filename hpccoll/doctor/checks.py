@@ -39,7 +39,7 @@ class HostReport:
 
 
 def check_host(ranks: Sequence[RankInfo], limit_s: float) -> HostReport:
-    """Run all checks of this host, and return their findings.
+    """Run all checks of this host; return a `HostReport` of their findings, the CPU quota and the MPI library.
 
     Args:
         ranks: the ranks of the job on this host, this rank first.
@@ -79,7 +79,7 @@ def check_host(ranks: Sequence[RankInfo], limit_s: float) -> HostReport:
 
 
 def _report_versions(versions: Mapping[str, str | None]) -> Finding:
-    """Return a finding that lists the versions of the installed packages and of MPI; None means not installed."""
+    """Return a finding that lists `versions` by package, MPI included; None stands for a missing package."""
     found = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name != "mpi_wheel")
     missing = [name for name in ("torch", "cupy") if not versions.get(name)]
     if missing:
@@ -88,7 +88,7 @@ def _report_versions(versions: Mapping[str, str | None]) -> Finding:
 
 
 def check_job(hosts: Sequence[HostReport], job: MpiJob, limit_s: float) -> list[Finding]:
-    """Run the checks of the whole job on rank 0; return the findings of all hosts and the job, by area and severity.
+    """Run the checks of the whole job on rank 0; return all findings of hosts and job, sorted by area and severity.
 
     Args:
         hosts: the results of `check_host` on each host.

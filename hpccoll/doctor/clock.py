@@ -15,18 +15,12 @@ _CALLS = 20_000
 
 
 def check_clock(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the clock source, `time.perf_counter_ns` and the cores' frequency.
-
-    `root` is the directory that contains proc and sys, another one than `/` in tests.
-    """
+    """Return findings on the clock source, `time.perf_counter_ns` and the cores' frequency."""
     return [check_clock_source(root), check_perf_counter(), *check_frequency(root)]
 
 
 def check_clock_source(root: Path) -> Finding:
-    """Return a finding on the kernel's clock source, on which the cost of reading the time depends.
-
-    `root` is the directory that contains proc and sys.
-    """
+    """Return a finding on the kernel's clock source, on which the cost of reading the time depends."""
     directory = root / "sys/devices/system/clocksource/clocksource0"
     current, offered = (read_text(directory / f"{name}_clocksource") for name in ("current", "available"))
     flags = _read_cpu_flags(root)
@@ -49,7 +43,7 @@ def check_clock_source(root: Path) -> Finding:
 def check_perf_counter() -> Finding:
     """Measure `time.perf_counter_ns`, the clock of all benchmarks; return a finding on its cost and resolution.
 
-    Takes a few milliseconds.
+    The measurement takes a few milliseconds.
     """
     begin = time.perf_counter_ns()
     times = [time.perf_counter_ns() for _ in range(_CALLS)]
@@ -66,10 +60,7 @@ def check_perf_counter() -> Finding:
 
 
 def check_frequency(root: Path) -> list[Finding]:
-    """Return findings on the frequency governor and turbo, which change the cores' frequency during measurements.
-
-    `root` is the directory that contains sys.
-    """
+    """Return findings on the frequency governor and turbo mode, which may change the cores' frequency at any time."""
     cpus = root / "sys/devices/system/cpu"
     governor = read_text(cpus / "cpu0/cpufreq/scaling_governor")
     no_turbo, boost = read_text(cpus / "intel_pstate/no_turbo"), read_text(cpus / "cpufreq/boost")

@@ -9,7 +9,7 @@ from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.units import GB, KiB
 
 AREA = "copies"
-SLOW_TIMES = 4.0  # unaligned copies that take more than this many times as long are a warning
+SLOW_TIMES = 4.0  # unaligned copies that take more than this many times as long as aligned ones are a warning
 _NBYTES, _PAGE, _OFFSET = 64 * KiB, 4096, 8
 _REPEATS, _BEST_OF = 20, 10
 REMEDY = (
@@ -19,7 +19,7 @@ REMEDY = (
 
 
 def check_copies() -> list[Finding]:
-    """Return a finding on the speed of copies whose source and target begin at different offsets in their memory pages.
+    """Return a list of one finding, on the speed of copies between different offsets in memory pages.
 
     On AMD processors (Zen 3 and 4), the instruction "rep movsb", by which glibc copies, takes up to 30 times as long if
     the target is a few bytes further in its page than the source. The measurement takes about a millisecond, 10 ms if
@@ -52,7 +52,7 @@ def measure_copies() -> tuple[float, float]:
 
 
 def _time_copy(target: int, source: int) -> float:
-    """Return the seconds of one copy of 64 KiB from the address `source` to the address `target`, a mean of 20."""
+    """Return the mean time of 20 copies of 64 KiB from the address `source` to the address `target`, in seconds."""
     begin = time.perf_counter()
     for _ in range(_REPEATS):
         ctypes.memmove(target, source, _NBYTES)

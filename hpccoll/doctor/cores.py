@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import format_list, read_int, read_text
+from hpccoll.doctor.kernel_files import read_int, read_text
 from hpccoll.doctor.mpi_job import RankInfo
-from hpccoll.units import format_count, format_ranges
+from hpccoll.units import format_count, format_list, format_ranges
 
 AREA = "cores"
 _BIND = (
@@ -24,10 +24,7 @@ _FEWER_RANKS = (
 
 
 def check_cores(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the cores that this process may use, and on a control group's limit of its CPU time.
-
-    `root` is the directory that contains proc and sys, another one than `/` in tests.
-    """
+    """Return findings on the cores that this process may use, and on a control group's limit of its CPU time."""
     usable, online = sorted(os.sched_getaffinity(0)), os.cpu_count() or 1
     physical = count_physical_cores(usable, root)
     found, remedy = f"{len(usable)} of {online} logical cores may be used", ""
@@ -48,7 +45,7 @@ def check_cores(root: Path = Path("/")) -> list[Finding]:
 
 
 def count_physical_cores(cpus: Sequence[int], root: Path) -> int:
-    """Return the number of physical cores to which the logical cores `cpus` belong, from sys below `root`."""
+    """Return the number of physical cores to which the logical cores `cpus` belong, as files in `root`/sys state it."""
     topology = root / "sys/devices/system/cpu"
     return len({read_text(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
 
@@ -79,10 +76,7 @@ def read_cpu_quota(root: Path = Path("/")) -> tuple[float | None, str]:
 
 
 def _read_quota_v2(group: Path) -> tuple[float, str] | None:
-    """Return the CPU quota of a control group (version 2) in cores, and its file and value; None if unlimited.
-
-    `group` is the group's directory.
-    """
+    """Return the CPU quota of a control group (version 2) in cores, and its file and value; None if unlimited."""
     words = (read_text(group / "cpu.max") or "max").split()
     if words[0] == "max":
         return None
@@ -91,10 +85,7 @@ def _read_quota_v2(group: Path) -> tuple[float, str] | None:
 
 
 def _read_quota_v1(group: Path) -> tuple[float, str] | None:
-    """Return the CPU quota of a control group (version 1) in cores, and its file and value; None if unlimited.
-
-    `group` is the group's directory.
-    """
+    """Return the CPU quota of a control group (version 1) in cores, and its file and value; None if unlimited."""
     quota, period = (read_int(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     if quota is None or quota < 0 or not period:
         return None
@@ -116,13 +107,7 @@ def check_rank_placement(ranks: Sequence[RankInfo], quotas: Mapping[str, float |
 
 
 def _check_oversubscription(host: str, ranks: Sequence[RankInfo], quota: float | None) -> Finding:
-    """Return a finding on whether a host has more ranks than cores that they may use.
-
-    Args:
-        host: the host's name.
-        ranks: the ranks on the host.
-        quota: the host's CPU quota in cores; None if unlimited.
-    """
+    """Return a finding on whether a host has more ranks than cores that these ranks may use."""
     cores = sorted({core for rank in ranks for core in rank.cores})
     limit = len(cores) if quota is None else min(len(cores), quota)
     found = f"{format_count(len(ranks), 'rank')} on {limit:g} core{'s' * (limit != 1)}"

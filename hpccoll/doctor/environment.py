@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import format_list
+from hpccoll.units import format_list
 
 AREA = "environment"
 KNOWN_VARIABLES = (
@@ -14,18 +14,8 @@ KNOWN_VARIABLES = (
     *("HPCCOLL_FAULT", "HPCCOLL_TIMEOUT", "HPCCOLL_PREFLIGHT_SECRET"),
     *("HPCCOLL_MPI4PY", "HPCCOLL_MPI4PY_AFTER", "HPCCOLL_MPI4PY_ALGORITHMS", "HPCCOLL_SUMMARY"),
     *("HPCCOLL_RECORDER", "HPCCOLL_TUNING", "HPCCOLL_LINKS", "HPCCOLL_LAUNCHER", "HPCCOLL_MODULES"),
-    "HPCCOLL_NODE_WAIT_S",
-    *(
-        "HPCCOLL_MOST_REQUEUES",
-        "HPCCOLL_REQUEUE_S",
-        "HPCCOLL_RESULTS",
-        "HPCCOLL_RESUME",
-        "HPCCOLL_SLURM",
-        "HPCCOLL_SRUN_MPI",
-        "HPCCOLL_START_FILE",
-        "HPCCOLL_START_TIMEOUT",
-        "HPCCOLL_VENV",
-    ),
+    *("HPCCOLL_NODE_WAIT_S", "HPCCOLL_MOST_REQUEUES", "HPCCOLL_REQUEUE_S", "HPCCOLL_RESULTS", "HPCCOLL_RESUME"),
+    *("HPCCOLL_SLURM", "HPCCOLL_SRUN_MPI", "HPCCOLL_START_FILE", "HPCCOLL_START_TIMEOUT", "HPCCOLL_VENV"),
 )
 _TEST_VARIABLES = ("HPCCOLL_TEST_", "HPCCOLL_OTHER_MPIRUN", "HPCCOLL_WRITE_GOLDEN")
 _NETWORK_VARIABLES = (
@@ -36,13 +26,13 @@ _NETWORK_VARIABLES = (
 
 
 def _is_on(value: str) -> bool:
-    """Whether the value of a boolean environment variable means true: any value but `0`, `no`, `off`, `false`, etc."""
+    """Whether an environment variable's value means true: not empty, `0`, `no`, `off`, `false`, `none` or `disable`."""
     return value.strip().lower() not in ("", "0", "no", "off", "false", "none", "disable")
 
 
 @dataclass(frozen=True, slots=True)
 class HarmfulSetting:
-    """An environment variable, its harmful values, and the problem that they cause."""
+    """An environment variable, its harmful values, and the problem that they cause, with its severity and remedy."""
 
     name: str
     severity: Severity
@@ -54,7 +44,8 @@ class HarmfulSetting:
 def _excludes(value: str, names: set[str]) -> bool:
     """Whether `value`, a list of Open MPI components or UCX transports, excludes `names`.
 
-    A list such as `tcp,self` excludes names if it contains none of them; a list such as `^sm,tcp` if it contains one.
+    A list such as `tcp,self` excludes `names` if the list contains none of these names. A list such as `^sm,tcp`
+    excludes `names` if the list contains at least one of these names.
     """
     listed = set(value.lstrip("^").split(","))
     return bool(listed & names) if value.startswith("^") else not listed & names
@@ -145,7 +136,7 @@ def report_network_variables(environ: Mapping[str, str]) -> Finding:
 
 
 def _check_threads(omp_num_threads: str, ranks: int, cores: int, default_threads: int) -> list[Finding]:
-    """Return a warning if the ranks of a host start more threads than the host has cores; else an empty list.
+    """Return a list with a warning if the ranks of a host start more threads than it has cores; else an empty list.
 
     Args:
         omp_num_threads: the value of OMP_NUM_THREADS; empty if it is not set.

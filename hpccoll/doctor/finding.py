@@ -24,7 +24,10 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result of a check: the observation with its severity, evidence and remedy."""
+    """One result of a check: the observation with its severity, evidence and remedy, and the hosts concerned.
+
+    `provides` names the capabilities of `hpccoll doctor --require` that the finding proves.
+    """
 
     area: str  # the subject, such as `mpi` or `shared memory`
     severity: Severity  # how severe it is
@@ -45,7 +48,7 @@ Check = Callable[[], Sequence[Finding]]
 
 
 def run_check(area: str, check: Check) -> list[Finding]:
-    """Call `check` and return its findings; if it raises an exception, return a warning about this instead.
+    """Call `check` and return the list of its findings, or of one warning if it raises an exception.
 
     `area` is the subject of the warning, such as `clock`.
     """

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import format_list
 from hpccoll.optional_packages import format_install_command
-from hpccoll.runtime.command import CommandResult, run_command, run_python
+from hpccoll.processes.command import CommandResult, run_command, run_python
+from hpccoll.runtime.cuda.driver import format_cuda_version
 from hpccoll.runtime.cuda.probe import LIMIT_S, OPERATIONS, has_passed, probe_operation
-from hpccoll.units import format_count
+from hpccoll.units import format_count, format_list
 
 AREA, IPC, CUDA_AWARE = "gpu", "cuda ipc", "cuda-aware mpi"
 QUERY = ("index", "name", "driver_version", "mig.mode.current", "compute_mode", "persistence_mode", "memory.total")
@@ -64,7 +64,8 @@ def check_cuda_aware_mpi(mpirun: Path | None, limit_s: float) -> list[Finding]:
 def report_no_device(info: dict[str, Any]) -> Finding:
     """Return the finding for a host on which CUDA finds no device; `info` is the output of probe_cuda.py.
 
-    The finding is a problem if the host has device files of GPUs (/dev/nvidia*), else a note.
+    The finding on a host without CUDA devices is a problem if the host has device files of GPUs (/dev/nvidia*), else a
+    note.
     """
     files = f"/dev/nvidia*: {format_list(info['nodes']) or 'none'}; CUDA_VISIBLE_DEVICES: {info['visible']!r}"
     evidence = f"{info.get('error', 'the driver counts 0 devices')}; {files}"
@@ -76,16 +77,13 @@ def report_no_device(info: dict[str, Any]) -> Finding:
 
 
 def check_devices(info: dict[str, Any]) -> list[Finding]:
-    """Return findings on the GPUs, their compute modes, and their access to each other's memory (peer-to-peer).
-
-    `info` is the output of probe_cuda.py.
-    """
+    """Return findings on the GPUs, their compute modes, and their access to each other's memory (peer-to-peer)."""
     names = [device["name"] for device in info["devices"]]
     found = f"{format_count(len(names), 'CUDA device')}: {format_list(names)}"
     visible = f"CUDA_VISIBLE_DEVICES: {info['visible']!r}"
     evidence = f"cuDeviceGetCount: {len(names)}; driver for CUDA {info['cuda']}; {visible}"
     findings = [Finding(AREA, Severity.OK, found, evidence, provides=("cuda",))]
-    modes = [f"{index}: {each['mode']}" for index, each in enumerate(info["devices"]) if each["mode"] != "default"]
+    modes = [f"{index}: {gpu['mode']}" for index, gpu in enumerate(info["devices"]) if gpu["mode"] != "default"]
     if modes:
         found = "a GPU accepts only one process: a second rank on it fails"
         remedy = "start one rank per GPU; or, as root, nvidia-smi -c DEFAULT; or start nvidia-cuda-mps-control -d"
@@ -132,7 +130,7 @@ def parse_smi_query(result: CommandResult) -> list[Finding]:
 
 
 def parse_smi_topology(result: CommandResult) -> list[Finding]:
-    """Return a finding on the links between GPUs from the output of `nvidia-smi topo -m`; empty without links."""
+    """Return a list with a finding on the links between GPUs, from `nvidia-smi topo -m`; empty without links."""
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("GPU")]
     gpus = range(len(rows))
     kinds = sorted({row[1 + j] for i, row in enumerate(rows) for j in gpus if i != j and len(row) > len(gpus)})
@@ -170,7 +168,7 @@ def check_cupy(limit_s: float) -> Finding:
             f"{format_install_command('cuda13')} (for CUDA 12: cupy-cuda12x[ctk]; nvidia-smi shows the driver's CUDA)"
         )
         return Finding(AREA, severity, found, result.evidence, remedy)
-    found = f"CuPy {info['version']} with CUDA {info['runtime'] // 1000}.{info['runtime'] % 1000 // 10} computes"
+    found = f"CuPy {info['version']} with CUDA {format_cuda_version(info['runtime'])} computes"
     return Finding(AREA, Severity.OK, found, result.evidence, provides=("cupy",))
 
 

@@ -1,11 +1,8 @@
-"""Read the small text files of /proc and /sys, any of which may be missing or unreadable, and format long lists."""
+"""Read the small text files of /proc and /sys, any of which may be missing or unreadable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-
-MOST_LISTED = 8
 
 
 def read_text(path: Path) -> str | None:
@@ -22,9 +19,3 @@ def read_int(path: Path) -> int | None:
         return int(read_text(path) or "")
     except ValueError:
         return None
-
-
-def format_list(items: Sequence[object]) -> str:
-    """Return the first MOST_LISTED items joined by commas, followed by `and N more` if there are more items."""
-    shown = ", ".join(str(item) for item in items[:MOST_LISTED])
-    return shown if len(items) <= MOST_LISTED else f"{shown} and {len(items) - MOST_LISTED} more"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.kernel_files import read_text
-from hpccoll.runtime.command import run_python
+from hpccoll.processes.command import run_python
 from hpccoll.units import format_size
 
 AREA = "limits"
@@ -19,16 +19,16 @@ _REASONS = {"memlock": "InfiniBand's registered buffers", "stack": "the MPI libr
 def check_limits(limit_s: float, root: Path = Path("/")) -> list[Finding]:
     """Return findings on resource limits, and on whether ranks can read each other's memory (cross-memory attach).
 
-    Starts a process for at most `limit_s` seconds. `root` is the directory that contains proc and sys.
+    Starts a process that may run for at most `limit_s` seconds.
     """
     has_infiniband = any((root / "sys/class/infiniband").glob("*"))
     return [*check_resource_limits(has_infiniband), check_cross_memory_attach(limit_s, root)]
 
 
 def check_resource_limits(has_infiniband: bool) -> list[Finding]:
-    """Return a warning for each resource limit (ulimit) of this process that is too low for MPI, or one OK finding.
+    """Return a list of warnings on resource limits (ulimit) that are too low for MPI, or of one OK finding.
 
-    With `has_infiniband`, locked memory must be unlimited.
+    If `has_infiniband` is true, any limit of locked memory is too low.
     """
     requirements = {
         # With InfiniBand, locked memory must be unlimited, because MPI registers (locks) its buffers.
@@ -64,7 +64,7 @@ def _format_limit(name: str, value: int) -> str:
 def check_cross_memory_attach(limit_s: float, root: Path = Path("/")) -> Finding:
     """Return a finding on whether two processes can read each other's memory, as MPI does for single-copy transfers.
 
-    Starts the processes, for at most `limit_s` seconds. `root` is the directory that contains proc.
+    Starts two processes, which may run for at most `limit_s` seconds.
     """
     scope = read_text(root / "proc/sys/kernel/yama/ptrace_scope")
     yama = f"/proc/sys/kernel/yama/ptrace_scope: {scope}" if scope is not None else "no Yama in this kernel"

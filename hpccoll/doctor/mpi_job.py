@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import format_list
 from hpccoll.errors import LauncherError, UnavailableError
+from hpccoll.processes.start_limit import kill_after
 from hpccoll.runtime import job
-from hpccoll.runtime.start_limit import kill_after
-from hpccoll.units import format_count, format_ranges
+from hpccoll.units import format_count, format_list, format_ranges
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,7 +40,7 @@ class MpiJob:
 
 
 def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
-    """Start MPI in this process, which a launcher started, and return the job with the data of all ranks. Collective.
+    """Start MPI in this process, which a launcher started; return an `MpiJob` with the data of all ranks. Collective.
 
     If MPI cannot start, returns a job of one process with a finding on the reason. A rank that still waits in MPI after
     `limit_s` seconds is killed with a message. `environ` has the environment variables.
@@ -68,7 +67,7 @@ def start_mpi_job(environ: Mapping[str, str], limit_s: float) -> MpiJob:
 
 
 def describe_unlaunched_process(environ: Mapping[str, str]) -> MpiJob:
-    """Return a job of one rank, this process, which no launcher started; MPI is not started.
+    """Return an `MpiJob` whose only rank is this process, which no launcher started, without starting MPI.
 
     `environ` has the environment variables.
     """
@@ -78,24 +77,27 @@ def describe_unlaunched_process(environ: Mapping[str, str]) -> MpiJob:
 
 
 def _make_single_process_job(finding: Finding) -> MpiJob:
-    """Return a job that consists of this process without MPI, with a finding on the reason."""
+    """Return an `MpiJob` of this process alone, without MPI; `finding` states why MPI was not started."""
     return MpiJob(None, (describe_this_rank(0, {}),), (finding,))
 
 
 def _format_launcher_sizes(environ: Mapping[str, str]) -> str:
-    """Return the names and values of the environment variables in which launchers state the number of ranks."""
+    """Return a string with the names and values of the variables in which launchers state the number of ranks."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
     settings = [f"{name}={environ[name]}" for name in names if name in environ]
     return ", ".join(settings) or f"none of {', '.join(names)} is set"
 
 
 def describe_this_rank(rank: int, versions: Mapping[str, str | None]) -> RankInfo:
-    """Return the host, the cores and the package `versions` of this process, which is rank `rank`."""
+    """Return a `RankInfo` with the host and cores of this process, which is rank `rank`, and its package `versions`."""
     return RankInfo(rank, platform.node(), tuple(sorted(os.sched_getaffinity(0))), dict(versions))
 
 
 def check_versions(ranks: Sequence[RankInfo]) -> list[Finding]:
-    """Return a problem for each package whose version differs between ranks, or one OK finding."""
+    """Return a list of problems, one per package whose version differs between ranks, or of one OK finding.
+
+    Returns an empty list for a job of one rank.
+    """
     findings = []
     for name in dict.fromkeys(name for rank in ranks for name in rank.versions):
         by_version: dict[str, list[RankInfo]] = {}

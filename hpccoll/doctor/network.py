@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.doctor.kernel_files import format_list, read_int, read_text
+from hpccoll.doctor.kernel_files import read_int, read_text
+from hpccoll.units import format_list
 
 AREA = "network"
 _LOOPBACK = 772  # ARPHRD_LOOPBACK in the kernel's include/uapi/linux/if_arp.h
@@ -16,18 +17,12 @@ _CHOOSE_INTERFACE = (
 
 
 def check_network(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the network interfaces and InfiniBand ports of this host.
-
-    `root` is the directory that contains sys, another one than `/` in tests.
-    """
+    """Return findings on the network interfaces and InfiniBand ports of this host."""
     return [check_interfaces(root), *check_infiniband(root)]
 
 
 def check_interfaces(root: Path) -> Finding:
-    """Return a finding on the network interfaces that are up; if several are up, its remedy says how to choose one.
-
-    `root` is the directory that contains sys.
-    """
+    """Return a finding on the network interfaces that are up; if several are up, its remedy says how to choose one."""
     directory = root / "sys/class/net"
     up = []
     for path in sorted(directory.glob("*")):

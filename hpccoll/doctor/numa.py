@@ -14,18 +14,12 @@ _LOCAL_DISTANCE = 10  # distance of a node to itself in the ACPI specification
 
 
 def check_topology(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the host's NUMA nodes, and on whether the host is a virtual machine or a container.
-
-    `root` is the directory that contains proc and sys, another one than `/` in tests.
-    """
+    """Return findings on the host's NUMA nodes, and on whether the host is a virtual machine or a container."""
     return [*check_numa_nodes(root), *check_virtualization(root)]
 
 
 def check_numa_nodes(root: Path) -> list[Finding]:
-    """Return findings on the NUMA nodes, their cores and distances, and on page migration by the kernel.
-
-    `root` is the directory that contains proc and sys.
-    """
+    """Return findings on the NUMA nodes, their cores and distances, and on page migration by the kernel."""
     directory = root / "sys/devices/system/node"
     nodes = sorted(directory.glob("node[0-9]*"), key=lambda path: int(path.name.removeprefix("node")))
     if not nodes:
@@ -57,10 +51,7 @@ def check_numa_nodes(root: Path) -> list[Finding]:
 
 
 def check_virtualization(root: Path) -> list[Finding]:
-    """Return a note if the host is a virtual machine, and a note if it is a container; else one OK finding.
-
-    `root` is the directory that contains proc.
-    """
+    """Return a note if the host is a virtual machine, and a note if it is a container; else one OK finding."""
     findings = []
     if " hypervisor" in (read_text(root / "proc/cpuinfo") or ""):
         found = "a virtual machine: other guests may take the cores, so that times vary"
@@ -79,9 +70,9 @@ def check_virtualization(root: Path) -> list[Finding]:
 
 
 def is_inside_pid_namespace(root: Path = Path("/")) -> bool:
-    """Whether this process is in a PID namespace, as in a container, which hides some of the machine's processes.
+    """Whether this process is outside of the machine's first PID namespace, as in a container.
 
-    `root` is the directory that contains proc.
+    In another PID namespace, some of the machine's processes are not visible.
     """
     try:
         return str((root / "proc/self/ns/pid").readlink()) != _FIRST_PID_NAMESPACE

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpccoll.runtime.cuda.driver import LIBRARY, CudaDriver
+from hpccoll.runtime.cuda.driver import LIBRARY, CudaDriver, format_cuda_version
 
 
 def query_devices() -> dict[str, Any]:
-    """Return the GPUs' device files, the CUDA driver's devices, and which pairs of them can access each other's memory.
+    """Return a dict with the GPUs' device files, the CUDA driver's devices, and the pairs with access to each other.
 
-    The result has a key `error` with a message if the driver cannot be used.
+    If the driver cannot be used, the dict has a key `error` with a message, and no devices.
     """
     files = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
     report: dict[str, Any] = {"nodes": files, "visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "devices": []}
@@ -27,7 +27,7 @@ def query_devices() -> dict[str, Any]:
         return report | {"error": str(error)}
     pairs = [(a, b) for a in devices for b in devices if a != b]
     return report | {
-        "cuda": f"{version // 1000}.{version % 1000 // 10}",
+        "cuda": format_cuda_version(version),
         "devices": [{"name": driver.query_device_name(i), "mode": driver.query_compute_mode(i)} for i in devices],
         "peers": {f"{a}-{b}": bool(driver.query_int("cuDeviceCanAccessPeer", a, b)) for a, b in pairs},
     }

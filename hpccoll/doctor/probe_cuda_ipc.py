@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 
-from hpccoll.runtime.command import run_python
+from hpccoll.processes.command import run_python
 from hpccoll.runtime.cuda.driver import CudaDriver
 
 _FIRST, _SECOND = b"written by one", b"by the other.."
@@ -20,7 +20,7 @@ _LIMIT_S = 60.0
 
 
 def share_memory() -> dict[str, str]:
-    """Start a second process and share GPU memory with it; return the outcome of each step, `worked` or a reason."""
+    """Start a second process and share GPU memory with it; return a dict of outcomes, `worked` or a reason, by step."""
     outcomes: dict[str, str] = {}
     try:
         driver = CudaDriver()

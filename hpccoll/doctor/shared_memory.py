@@ -1,7 +1,7 @@
 """Check /dev/shm (size, free space, files that ended jobs left behind), System V segments and huge pages.
 
 MPICH and hpccoll's flight recorder leave files in /dev/shm when a rank is killed or aborts. Open MPI also leaves files
-if the job was started without mpirun. The checks remove no files; only `remove_stale_files` removes files.
+in /dev/shm if the job was started without mpirun. The checks remove no files; only `remove_stale_files` removes files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_IN_COMMAND = 3  # for more files, the remedy's command does not name each f
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryFile:
-    """A file in /dev/shm that, according to its name, is the shared memory of a communication library."""
+    """A file in /dev/shm that, by its name, is shared memory of a communication library: owner, size, age and use."""
 
     path: Path  # path of the file
     library: str  # the library whose files have names like this
@@ -59,10 +59,7 @@ class SharedMemoryFile:
 
 
 def check_shared_memory(root: Path = Path("/")) -> list[Finding]:
-    """Return findings on the shared memory of this host: space, files of ended jobs, and huge pages.
-
-    `root` is the directory that contains proc, sys and dev, another one than `/` in tests.
-    """
+    """Return findings on the shared memory of this host: space, files of ended jobs, and huge pages."""
     shm = root / "dev/shm"
     return [check_shm_space(shm), *check_stale_files(shm, root), *check_sysv_segments(root), check_huge_pages(root)]
 
@@ -91,10 +88,7 @@ def check_shm_space(directory: Path) -> Finding:
 
 
 def check_huge_pages(root: Path) -> Finding:
-    """Return a finding on whether shared memory may use huge pages, which reduce TLB misses.
-
-    `root` is the directory that contains proc and sys.
-    """
+    """Return a finding on whether shared memory may use huge pages, which reduce TLB misses."""
     directory = root / "sys/kernel/mm/transparent_hugepage"
     enabled, shmem = (_read_choice(directory / name) for name in ("enabled", "shmem_enabled"))
     reserved = read_int(root / "proc/sys/vm/nr_hugepages")
@@ -108,17 +102,14 @@ def check_huge_pages(root: Path) -> Finding:
 def _read_choice(path: Path) -> str | None:
     """Return the chosen value of a kernel setting, the word in brackets in a file such as `always [madvise] never`.
 
-    The result is None if the file is missing.
+    Returns the whole text if the file has no brackets, and None if the file is missing.
     """
     choices = read_text(path)
     return choices.partition("[")[2].partition("]")[0] if choices and "[" in choices else choices
 
 
 def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
-    """Return findings on files of MPI, UCX, NCCL, torch and hpccoll in `directory` that no running process uses.
-
-    `root` is the directory that contains proc.
-    """
+    """Return findings on files of MPI, UCX, NCCL, torch and hpccoll in `directory` that no running process uses."""
     files = list(list_library_files(directory, root))
     unused = [file for file in files if not file.in_use]
     stale = [file for file in unused if file.is_inspectable]
@@ -140,10 +131,7 @@ def check_stale_files(directory: Path, root: Path = Path("/")) -> list[Finding]:
 
 
 def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path, root: Path) -> Finding:
-    """Return the warning on files of ended jobs in `directory`, with the command that removes them.
-
-    `root` is the directory that contains proc.
-    """
+    """Return the warning on files of ended jobs in `directory`, with the command that removes them."""
     libraries = ", ".join(sorted({file.library for file in stale}))
     count = format_count(len(stale), "file")
     found = (
@@ -160,8 +148,7 @@ def _report_stale(stale: Sequence[SharedMemoryFile], directory: Path, root: Path
 def remove_stale_files(directory: Path, root: Path = Path("/")) -> Finding:
     """Remove the files of ended jobs in `directory` that `check_stale_files` would report; return a finding on them.
 
-    `root` is the directory that contains proc. In a PID namespace, nothing is removed: processes of other namespaces
-    may use the files, and are not visible here.
+    In a PID namespace, nothing is removed: processes of other namespaces may use the files, and are not visible here.
     """
     if is_inside_pid_namespace(root):
         return Finding(
@@ -197,7 +184,7 @@ def _format_files(files: Sequence[SharedMemoryFile]) -> str:
 
 
 def _format_age(seconds: float) -> str:
-    """Return a time in the largest of the units days, hours, minutes and seconds that gives at least 2: `47 hours`."""
+    """Return a time in the largest unit (days, hours, minutes or seconds) that gives at least 2, such as `47 hours`."""
     for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.0f} {name}"
@@ -208,8 +195,7 @@ def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[Shar
     """Yield the files in `directory` whose names match those that communication libraries give to shared memory.
 
     File names are read before the list of files in use, so that a file created between the two reads is left out
-    instead of being listed as unused. A file that is removed before its status is read is skipped. `root` is the
-    directory that contains proc.
+    instead of being listed as unused. A file that is removed before its status is read is skipped.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(directory))
@@ -234,7 +220,7 @@ def list_library_files(directory: Path, root: Path = Path("/")) -> Iterator[Shar
 
 
 def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
-    """Return (major, minor, inode) of each file that is mapped or open in a process that this user may inspect.
+    """Return the set of (major, minor, inode) of files that are mapped or open in processes that this user may inspect.
 
     `root` is the directory that contains proc.
     """
@@ -258,14 +244,14 @@ def list_files_in_use(root: Path = Path("/")) -> set[tuple[int, int, int]]:
 
 
 def _get_file_id(status: os.stat_result) -> tuple[int, int, int]:
-    """Return the numbers that identify a file: its device's major and minor number, and its inode."""
+    """Return the tuple (major, minor, inode) that identifies a file by the numbers of its device and its inode."""
     return os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
 
 
 def check_sysv_segments(root: Path = Path("/")) -> list[Finding]:
-    """Return a note if this user has System V segments that no process has attached, which UCX may leave.
+    """Return a list with a note if this user has System V segments that no process has attached, which UCX may leave.
 
-    The result is an empty list if there are no unattached segments. `root` is the directory that contains proc.
+    Returns an empty list if there are no unattached segments.
     """
     rows = [line.split() for line in (read_text(root / "proc/sysvipc/shm") or "").splitlines()]
     segments = [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.runtime.command import CommandResult, run_command
+from hpccoll.processes.command import CommandResult, run_command
 
 AREA = "slurm"
 VARIABLES = (
@@ -68,9 +68,9 @@ def check_tasks(variables: Mapping[str, str], ranks: int) -> list[Finding]:
 
 
 def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
-    """Return a warning if each task sees only its own GPUs, so that ranks cannot share memory by CUDA IPC.
+    """Return a list with a warning if each task sees only its own GPUs, so that ranks cannot use CUDA IPC.
 
-    The result is an empty list if tasks see all GPUs. `variables` are SLURM's environment variables.
+    Returns an empty list if tasks see all GPUs. `variables` are SLURM's environment variables.
     """
     per_task, tres = (variables.get(name, "") for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
     if not per_task and "gpu" not in tres:
@@ -107,10 +107,11 @@ def check_mpi_plugins(result: CommandResult, variables: Mapping[str, str], libra
 
 
 def check_pmi2_messages(plugins: Finding, library: str) -> list[Finding]:
-    """Return a warning if srun offers the plugin mpi/pmi2 and MPICH runs, whose messages it may cut off; else nothing.
+    """Return a list with a warning if MPICH runs and srun offers the plugin mpi/pmi2, which may cut messages off.
 
-    `library` is the MPI library's name and version, and `plugins` the finding of `check_mpi_plugins`.
-    hpccoll/runtime/pmi_relay.py describes the cause.
+    Returns an empty list for other MPI libraries and without mpi/pmi2. `library` is the MPI library's name and version,
+    and `plugins` the finding of `check_mpi_plugins`. hpccoll/processes/pmi_relay.py describes why mpi/pmi2 cuts off
+    messages.
     """
     if not (library.startswith("MPICH") and "pmi2" in plugins.evidence):
         return []

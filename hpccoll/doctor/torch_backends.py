@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.optional_packages import format_install_command
-from hpccoll.runtime.command import CommandResult, run_python
+from hpccoll.processes.command import CommandResult, run_python
 from hpccoll.units import format_count
 
 AREA = "torch"
@@ -35,7 +35,7 @@ def is_torch_installed() -> bool:
 def run_torch_probe(limit_s: float) -> CommandResult | None:
     """Start a process that imports and queries torch, for at most `limit_s` seconds, and return its result.
 
-    The result is None if torch is not installed.
+    Returns None if torch is not installed.
     """
     return run_python(["-c", _SCRIPT], limit_s, shown=_SHOWN) if is_torch_installed() else None
 

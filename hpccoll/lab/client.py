@@ -35,9 +35,9 @@ class LabClient:
     spec: ClusterSpec
 
     def request(self, action: str, **arguments: Any) -> dict[str, Any]:
-        """Send a request to the lab and return the lab's new status; raise HpccollError if the lab cannot do it.
+        """Send a request to the lab and return the lab's new status; raise HpccollError if the lab cannot carry it out.
 
-        `action` is the name of a request, such as `power`, and `arguments` are those of the request.
+        `action` is the name of a request, such as `power`, and `arguments` are the arguments of the request.
         """
         return _request(self.paths, {"action": action, **arguments})[0]
 
@@ -64,7 +64,7 @@ def _open_processes(pid: int, isolation: Isolation) -> Iterator[list[int]]:
     with ExitStack() as stack:
         descriptors: list[int] = []
         with suppress(OSError):
-            # A pidfd keeps referring to the supervisor even if the kernel reuses its process ID, so open it first.
+            # The pidfd is opened first: it refers to the supervisor even if the kernel reuses the process ID later.
             descriptors.append(os.pidfd_open(pid))
             stack.callback(os.close, descriptors[0])
             status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
@@ -89,10 +89,10 @@ def _wait_for_end(descriptors: Sequence[int]) -> bool:
 
 
 def kill_lab(paths: LabPaths, isolation: Isolation) -> None:
-    """Kill the lab with these paths, even a lab that is starting; wait up to END_LIMIT_S seconds for its end."""
+    """Kill the lab whose files are at `paths`, even if it is starting; wait up to END_LIMIT_S seconds for its end."""
     try:
         with _connect(paths) as connection:
-            pid = _read_peer_pid(connection)
+            pid, _ = read_peer(connection)
     except UnavailableError:
         return
     with _open_processes(pid, isolation) as descriptors:
@@ -126,12 +126,12 @@ def get_user_name() -> str:
 
 
 def _connect(paths: LabPaths) -> socket.socket:
-    """Return a connection to the Unix socket of the lab with these paths.
+    """Return a connection to the Unix socket of the lab whose files are at `paths`.
 
     Connects by a short path through /proc, because Linux limits a socket's path to 107 bytes.
 
     Raises:
-        UsageError: the directory, or the process that answers, is another user's.
+        UsageError: the state directory, or the process that answers, belongs to another user.
         UnavailableError: no lab runs there.
     """
     connection = socket.socket(socket.AF_UNIX)
@@ -175,11 +175,6 @@ def _require_own_peer(connection: socket.socket, paths: LabPaths) -> None:
         )
 
 
-def _read_peer_pid(connection: socket.socket) -> int:
-    """Return the ID of the process at the other end of a connection, translated to this process's PID namespace."""
-    return read_peer(connection)[0]
-
-
 def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Send a request to a running lab, wait for the answer, and return the result and the supervisor's process ID."""
     with _connect(paths) as connection:
@@ -189,11 +184,11 @@ def _request(paths: LabPaths, request: dict[str, Any]) -> tuple[dict[str, Any], 
         except OSError as error:
             silent = f"the lab in {paths.dir} does not answer ({error})"
             raise CommunicationError(f"{silent}; end it: hpccoll lab down --dir {paths.dir}") from error
-        return parse_answer(line, paths), _read_peer_pid(connection)
+        return parse_answer(line, paths), read_peer(connection)[0]
 
 
 def parse_answer(line: bytes, paths: LabPaths) -> dict[str, Any]:
-    """Return the result in a lab's answer, a line of JSON; raise the error in the answer, or an error for no answer."""
+    """Return the result in a lab's answer, a line of JSON; raise an error if the answer is an error or empty."""
     if not line:
         raise CommunicationError(f"the lab in {paths.dir} ended without an error message; see {paths.dir}/log")
     answer = json.loads(line)

@@ -126,7 +126,8 @@ class Lab:
         """Return this process's environment variables, changed for commands in the lab and overridden by `extra`.
 
         SLURM_CONF is set to the lab's slurm.conf. Variables that allow Open MPI to run as root and with more ranks than
-        cores are added unless they are set already. Variables of a SLURM or MPI job with this process are removed.
+        cores are added unless they are set already. If this process belongs to a SLURM or MPI job, the variables of
+        this job are removed.
         """
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OUTER_JOB)}
         defaults = _OPEN_MPI | (_OPEN_MPI_AS_ROOT if os.geteuid() == 0 else {})
@@ -139,22 +140,23 @@ class Lab:
     def wrap_command(self, argv: Sequence[str], cwd: Path | None = None) -> list[str]:
         """Return a command that runs the command `argv` on the lab's control node, in the directory `cwd`.
 
-        The command is killed when the process that starts it ends. `cwd` is the present directory if it is None.
+        The command is killed when the process that starts it ends. None as `cwd` means the present directory. In a flat
+        lab, `cwd` is ignored, and the starting process sets the directory.
         """
         nsenter = self.client.isolation.build_nsenter_command(self.client.pid)
         if not nsenter:
             return ["setpriv", "--pdeathsig", "KILL", *argv]
         # Entering a mount namespace resets the working directory, so `env --chdir` sets it again.
-        # Signals to `nsenter` do not reach the command, so `setpriv` has it killed when `nsenter` ends.
+        # Signals to `nsenter` do not reach the command, so `setpriv` lets the kernel kill it when `nsenter` ends.
         return [*nsenter, "setpriv", "--pdeathsig", "KILL", "env", f"--chdir={cwd or Path.cwd()}", *argv]
 
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.Popen[str]:
-        """Start the command `argv` on the lab's control node, in a session of its own, and return its process.
+        """Start the command `argv` on the lab's control node, in a session of its own, and return its `Popen`.
 
         The process has pipes for output and errors. `env` has additional environment variables, and `cwd` is the
-        working directory.
+        working directory, by default the present one.
         """
         process = subprocess.Popen(
             self.wrap_command(argv, cwd),
@@ -177,10 +179,10 @@ class Lab:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command `argv` on the lab's control node, and return its exit status and output when it has ended.
+        """Run the command `argv` on the lab's control node to its end; return a `CompletedProcess` with its output.
 
-        After `timeout_s` seconds, kills the command and raises CommunicationError with its output. `env` and `cwd` are
-        as in `start`.
+        After `timeout_s` seconds, kills the command and raises CommunicationError with its output. An exit status other
+        than 0 raises no error. `env` and `cwd` are as in `start`.
         """
         process = self.start(argv, env=env, cwd=cwd)
         try:
@@ -227,7 +229,7 @@ class Lab:
         self.client.request("restore")
 
     def get_status(self) -> dict[str, Any]:
-        """Return the state of the lab by key.
+        """Return the state of the lab as a dict.
 
         The keys are `isolation` (the kind of isolation), `why` (the reason why no stronger isolation works), `shape`
         (the configuration) and `nodes`.
@@ -236,7 +238,7 @@ class Lab:
 
 
 def end_session(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a process of `Lab.start` and its session by SIGTERM, then SIGKILL; return its output and its errors."""
+    """End a process of `Lab.start` and its session by SIGTERM, then SIGKILL; return its output and error output."""
     partial: subprocess.TimeoutExpired | None = None
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

@@ -61,7 +61,7 @@ class ClusterSpec:
         return f"{self.subnet}.{254 if name == 'ctl' else self.names.index(name) + 1}"
 
     def select_nodes(self, name: str) -> tuple[str, ...]:
-        """Return `name`, or all nodes' names if `name` is `all`; raise UnknownNameError if there is no such node."""
+        """Return `(name,)`, or the names of all nodes if `name` is `all`; raise UnknownNameError for unknown nodes."""
         if name == ALL:
             return self.names
         if name not in self.names:
@@ -79,7 +79,10 @@ class ClusterSpec:
 
 
 def parse_rate(text: str) -> float:
-    """Return the bytes per second of a rate such as `400M` or `10Mbit` (10**6 bits/s), or raise UsageError."""
+    """Return the bytes per second of a rate in bits per second, such as `400M` (M is 10**6) or `10Mbit`.
+
+    Raises UsageError if `text` is not a rate of this form.
+    """
     match = _RATE.fullmatch(text)
     if match is None or not float(match[1]):
         raise UsageError(f"{text!r} is not a rate; write bits per second with a suffix K, M or G, such as 400M or 1G")

@@ -48,7 +48,7 @@ class Isolation(Enum):
 def choose_isolation(flat: bool) -> tuple[Isolation, str]:
     """Return how to isolate nodes: not at all if `flat` is true, else the best way that works on this machine.
 
-    The second result is the reason why no better isolation works; it is empty for the best isolation.
+    The second result is the reason why no better isolation is chosen; it is empty for the best isolation.
     """
     if flat:
         return Isolation.FLAT, "asked for"

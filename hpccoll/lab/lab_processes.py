@@ -38,7 +38,7 @@ class NodeState:
 class LabProcesses:
     """Starts, changes and ends the processes of a lab (SLURM controller, nodes, switch) and the links of its nodes.
 
-    Used by the lab's supervisor, their parent process.
+    The lab's supervisor, which is the parent of these processes, uses this class.
     """
 
     def __init__(self, paths: LabPaths, spec: ClusterSpec, isolation: Isolation) -> None:
@@ -60,7 +60,7 @@ class LabProcesses:
         self.daemons.append(self._start(command, "switch"))
 
     def start_node(self, name: str) -> None:
-        """Start a node's init process, which waits until `connect_node` has created the node's link."""
+        """Start a node's init process, which, except in a flat lab, waits until `connect_node` has made the link."""
         isolated = self.isolation is not Isolation.FLAT
         tmp = self.paths.dir / "spool" / name / "tmp"
         tmp.mkdir(parents=True, exist_ok=True)
@@ -97,10 +97,10 @@ class LabProcesses:
         node.process.stdin.flush()
 
     def set_link(self, name: str, change: dict[str, Any]) -> None:
-        """Apply `change` to a node's link, with the keys `bytes_per_s` (None removes the limit), `up`, or both.
+        """Apply `change`, a dict with the keys `bytes_per_s` (None removes the limit) and `up`, to a node's link.
 
-        If the node is off, the change takes effect when the node is switched on. Raises UnavailableError if the lab is
-        flat, because the nodes of a flat lab have no links.
+        Each key of `change` is optional. If the node is off, the change takes effect when the node is switched on.
+        Raises UnavailableError if the lab is flat, because the nodes of a flat lab have no links.
         """
         require_node_networks(self.isolation, "see `hpccoll lab status`", "a link's rate")
         node = self.nodes[name]
@@ -150,7 +150,10 @@ class LabProcesses:
         node.process = None
 
     def throttle_node(self, name: str, percent: float) -> None:
-        """Start a process that takes `percent` (0 to 95) of a node's CPU time; raise UsageError if the node is off."""
+        """Let a process that often stops the node reduce its CPU time by `percent` (0 to 95); 0 restores full speed.
+
+        Raises UsageError if the node is off or `percent` is out of range.
+        """
         node = self.nodes[name]
         if not 0 <= percent <= 95:
             raise UsageError(f"--percent {percent:g}: give 0 (full speed) to 95 (a twentieth of the speed)")
@@ -167,7 +170,7 @@ class LabProcesses:
     def _end_throttle(self, node: NodeState) -> None:
         """End a node's throttling: terminate the process that throttles, and wait for its end.
 
-        The throttling process continues the node's processes that it has stopped.
+        At its end, the throttling process lets the processes that it has stopped continue.
         """
         node.percent = 0.0
         if node.throttle is not None:

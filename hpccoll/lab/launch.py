@@ -32,7 +32,8 @@ def launch_lab(
         state_dir: directory that this function creates and the lab removes when it ends.
         isolation: how nodes are isolated from each other.
         reason: the reason, shown in the lab's status, why no better isolation was chosen.
-        lifeline: read end of a pipe, whose closing ends the lab; if `lifeline` is None, the lab outlives this process.
+        lifeline: read end of a pipe; the lab ends when the write end is closed. If `lifeline` is None, the lab outlives
+            this process.
         keep: whether the files of jobs in the shared directory outlive the lab.
 
     Raises:
@@ -70,7 +71,7 @@ def _start_supervisor(paths: LabPaths, command: list[str], lifeline: int | None,
     Args:
         paths: the lab's files.
         command: the command that runs the supervisor.
-        lifeline: read end of a pipe, whose closing ends the lab; None for no such pipe.
+        lifeline: read end of a pipe; the lab ends when the write end is closed. None means that no pipe ends the lab.
         write_end: write end of a pipe on which the supervisor reports that it is ready, or an error.
     """
     with paths.log("supervisor").open("wb") as log:
@@ -87,13 +88,13 @@ def _start_supervisor(paths: LabPaths, command: list[str], lifeline: int | None,
 
 
 def _build_daemon_environment(paths: LabPaths) -> dict[str, str]:
-    """Return the few environment variables of a lab's daemons; jobs get those of the command that submits them."""
+    """Return the environment variables of a lab's daemons; jobs get the variables of the command that submits them."""
     root = str(Path(__file__).parents[2])
     return {"PATH": extend_path(), "SLURM_CONF": str(paths.conf), "PYTHONPATH": root, "LC_ALL": "C.UTF-8"}
 
 
 def _empty_state_dir(paths: LabPaths) -> None:
-    """Mark the directory as a lab's and remove an earlier lab's files, all but the subdirectory `shared`.
+    """Mark a directory as the state directory of a lab, and remove an earlier lab's files except those in `shared`.
 
     Raises:
         UsageError: the directory has files, and no marker of a lab.

@@ -1,8 +1,8 @@
 """Ends job steps whose ranks cannot start, because SLURM's plugin mpi/pmi2 lost the end of a message of MPICH.
 
-The plugin loses the ends of messages of more than 1,024 bytes (hpccoll/runtime/pmi_relay.py describes why MPICH sends
-messages of this size). Some ranks of the step then wait forever. The plugin writes an error to the log of the node's
-slurmd.
+The plugin loses the ends of messages of more than 1,024 bytes (hpccoll/processes/pmi_relay.py describes why MPICH sends
+messages of this size). After a loss, some ranks of the job step wait forever. The plugin writes an error to the log of
+the node's slurmd.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCANCEL_S = 30.0
 class LostMessageWatch:
     """Finds job steps that cannot start, because SLURM's plugin mpi/pmi2 lost the end of a message, and ends them.
 
-    Reads the part of the logs of a lab's nodes that is written after the construction of this object.
+    Reads only lines that a lab's nodes write to their logs after the construction of this object.
     """
 
     def __init__(self, lab: Lab) -> None:

@@ -1,7 +1,7 @@
 """Build the commands that set up a lab's network: veth pairs, a bridge unless links have a delay, and token buckets.
 
-A link is a veth pair: `eth0` on node i and `v<i>` on the control node. A token bucket limits the frames
-that each end sends, so a rate applies to both directions.
+A link is a veth pair: `eth0` on node i and `v<i>` on the control node. A token bucket limits the frames that each end
+of a link sends, so the limit applies to both directions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MTU = 9000
 # A token bucket of 50,000 B loses several percent of 400 Mbit/s, because it is empty before the kernel's next tick.
 # A token bucket of 131,072 B loses nothing of 400 Mbit/s, and holds TCP's largest frame, 64 KiB.
 MIN_BURST_BYTES, BURST_SECONDS = 131_072, 0.003
-# The queue has room for several senders' TCP windows, because a drop would halve TCP's rate and distort results.
+# The queue of a link has room for several senders' TCP windows, because a drop would halve TCP's rate.
 MIN_QUEUE_BYTES, QUEUE_SECONDS = 4 << 20, 0.5
 
 
@@ -58,7 +58,7 @@ def build_control_batch(address: str, delayed: bool) -> str:
 
 
 def build_link_batch(device: str, pid: int, delayed: bool) -> str:
-    """Return the input of `ip -batch` that makes a node's link: `device` in this namespace, and eth0 in the node's.
+    """Return the input of `ip -batch` that makes a node's link: `device` on the control node, `eth0` on the node.
 
     Args:
         device: name of the control node's end of the link.

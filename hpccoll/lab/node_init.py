@@ -25,7 +25,8 @@ def set_up_node(name: str, task: dict[str, list[str] | str]) -> None:
 
     Args:
         name: the node's host name.
-        task: `tmp` (the directory that becomes /tmp), `shares` (shared paths) and `ip` (input of `ip -batch`).
+        task: a dict with the keys `tmp` (the directory that becomes /tmp), `shares` (shared paths) and `ip` (input of
+            `ip -batch`).
     """
     socket.sethostname(name)
     mount = ["mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs"]
@@ -47,7 +48,7 @@ def set_up_node(name: str, task: dict[str, list[str] | str]) -> None:
 def run_daemon(command: list[str]) -> None:
     """Start the daemon `command`; return when it ends or standard input closes; meanwhile reap children that end."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    process.returncode = 0  # `reap_children` reaps it, so Popen must not wait for it
+    process.returncode = 0  # `reap_children` reaps the daemon, so Popen must not wait for the daemon
     while True:
         ready, _, _ = select.select([0], [], [], REAP_INTERVAL_S)
         if process.pid in processes.reap_children() or (ready and not os.read(0, 4096)):

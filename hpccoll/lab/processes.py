@@ -12,7 +12,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def _read_parents() -> dict[int, int]:
-    """Return the ID of each visible process's parent, by process ID."""
+    """Return a dict from the ID of each visible process to the ID of its parent."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

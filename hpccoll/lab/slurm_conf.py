@@ -19,7 +19,7 @@ def find_free_ports(count: int) -> list[int]:
         return [bound.getsockname()[1] for bound in sockets]
 
 
-# The short timeouts let SLURM detect a dead node after 14 s, instead of 28 s with the default message timeouts.
+# The short timeouts in slurm.conf let SLURM detect a dead node after 14 s, instead of 28 s with the default ones.
 # The SchedulerParameters in slurm.conf let SLURM start a job immediately.
 _COMMON = """\
 ClusterName=lab

@@ -1,7 +1,7 @@
 """The state directory of a lab: its paths, its protection against other users, and its removal.
 
-Who can write the directory controls the lab, and the lab deletes its contents. The directory must therefore belong to
-this user, and files are removed only from a directory with the marker that the lab has put there.
+A user who can write the state directory controls the lab, and the lab deletes the directory's contents. The directory
+must therefore belong to this user, and files are removed only from a directory with the marker of a lab.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class LabPaths:
 
     @property
     def socket(self) -> Path:
-        """The Unix socket on which the supervisor listens."""
+        """The path of the Unix socket on which the supervisor listens."""
         return self.dir / "control"
 
     @property
     def shared(self) -> Path:
-        """The directory for the files of SLURM jobs, visible to all nodes."""
+        """The path of the directory for the files of SLURM jobs, visible to all nodes."""
         return self.dir / SHARED
 
     def log(self, name: str) -> Path:

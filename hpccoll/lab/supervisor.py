@@ -160,7 +160,7 @@ class Supervisor:
 
 
 def read_last_log_lines(paths: LabPaths) -> str:
-    """Return the last line of each daemon's log, joined by semicolons."""
+    """Return the last lines of all daemons' logs, as a string joined by semicolons; `all empty` if there are none."""
     last_lines = []
     for path in sorted((paths.dir / "log").glob("*.log")):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -169,7 +169,7 @@ def read_last_log_lines(paths: LabPaths) -> str:
 
 
 def open_listener(paths: LabPaths) -> socket.socket:
-    """Return the Unix socket on which a lab listens for requests.
+    """Create and return the Unix socket on which a lab listens for requests.
 
     The socket is bound by a short path through /proc, because Linux limits a socket's path to 107 bytes.
     """
@@ -186,7 +186,8 @@ def open_listener(paths: LabPaths) -> socket.socket:
 def main() -> None:
     """Run the lab that the first argument of the command line (JSON) describes, until it ends.
 
-    The second argument is the file descriptor to which the lab's status is written once it is ready, or an error.
+    The second argument is a file descriptor, to which the program writes the lab's status when the lab is ready, or an
+    error.
     """
     task, descriptor = json.loads(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,8 +2,8 @@
 
     python -m hpccoll.lab.switch DELAY_S DEVICE...
 
-Many machines lack netem, the kernel module that delays frames. Therefore this program forwards frames in user space,
-through raw packet sockets on the control node's ends of the links. Large TCP frames pass this program whole, and the
+Many machines lack netem, the kernel module that delays frames, so this program forwards frames in user space, through
+raw packet sockets on the control node's ends of the links. Large TCP frames pass this program whole, and the
 kernel splits them later according to their virtio-net header, so 400 Mbit/s need only a thousand frames per second.
 Rates are limited by token buckets at the ends of the links, not by this program.
 """
@@ -68,7 +68,7 @@ class DelaySwitch:
     def receive_frames(self, link: socket.socket) -> None:
         """Read up to MAX_BATCH frames that arrived on a link, and queue them for the links of their destinations.
 
-        The source addresses of frames show which address is reached by which link.
+        The switch learns from the source address of each frame which link leads to this address.
         """
         for _ in range(MAX_BATCH):
             try:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpccoll.lab import processes
 
-CYCLE_S = 0.004  # short compared with a measurement, long compared with the cost of a signal
+CYCLE_S = 0.004  # a cycle is short compared with a measurement, and long compared with the cost of a signal
 LONGEST_STOP_S = 0.200
 SCAN_INTERVAL_S = 0.050  # seconds between two scans for new threads
 BUSY_S = 0.0002  # a thread that runs less than this between two scans counts as sleeping
@@ -45,7 +45,7 @@ class BusyThreads:
         self.mean_running = 0.0
 
     def scan(self) -> None:
-        """Find the busy threads in /proc, and the processes to which they belong, into `pids`."""
+        """Find the busy threads in /proc, and store the IDs of their processes in `pids`."""
         descendants = [pid for root in self.roots for pid in processes.find_descendants(root)]
         pids = [pid for pid in descendants if not processes.handles_sigcont(pid)]
         owner = {thread: pid for pid in pids for thread in processes.list_threads(pid)}
@@ -80,12 +80,12 @@ class CpuThrottle:
     """Limits a node's processes to a fraction of the CPU time that they would get otherwise.
 
     Stopping the processes for a fraction of wall-clock time is not enough, because a busy machine's scheduler favours
-    threads that were stopped. Therefore the throttle counts and limits the processes' CPU time. Without throttling,
-    each running thread is assumed to get a whole core, or an equal share of the cores if more threads run than there
-    are cores. This estimate is reduced if the other nodes' running threads get less CPU time on average.
+    threads that were stopped. The throttle therefore counts and limits CPU time. Without throttling, each running
+    thread is assumed to get a whole core, or an equal share of the cores if more threads run than there are cores. If
+    the average running thread of the other nodes gets less than the assumed share of a core, its share is assumed.
 
-    The processes lose `percent` percent of their CPU time. `root` is the ID of the init process of the throttled node,
-    and `other_roots` are those of the other nodes.
+    The processes of the throttled node lose `percent` percent of their CPU time. `root` is the ID of the init process
+    of the throttled node, and `other_roots` are the IDs of the init processes of the other nodes.
     """
 
     def __init__(self, percent: float, root: int, other_roots: Iterable[int]) -> None:
@@ -106,7 +106,7 @@ class CpuThrottle:
             time.sleep(CYCLE_S * (1 - self.stopped_share))
 
     def step(self) -> None:
-        """Count the CPU time used since the last call, and stop the node's processes for a while above the limit.
+        """Count the CPU time since the last call; if it exceeds the limit, stop the node's processes for a while.
 
         The processes continue when the allowed CPU time reaches the used CPU time, at the latest after LONGEST_STOP_S.
         """

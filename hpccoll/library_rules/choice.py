@@ -1,8 +1,8 @@
 """Chooses a library's algorithms from measured times; the library's default stays unless another is proven faster.
 
-A candidate replaces the default at a message size if the ratio of their medians is at least `LEAST_SPEEDUP`, and its
-95 % interval excludes 1. The fastest of many candidates is fast partly by chance, so it is measured once more, beside
-the default alone, and must satisfy the same condition again.
+A candidate replaces the default at a message size if the default's median time divided by the candidate's is at least
+`LEAST_SPEEDUP`, and the 95 % interval of this ratio excludes 1. The fastest of many candidates is fast partly by
+chance, so it is measured once more, beside the default alone, and must be proven faster again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ AlgorithmSamples = Mapping[LibraryAlgorithm, Sequence[float]]  # microseconds; i
 
 @dataclass(frozen=True, slots=True)
 class SizeSamples:
-    """The measured times of a library's algorithms for one collective at one message size."""
+    """The measured times of a library's algorithms for one collective at one message size.
+
+    `samples` has the times of all algorithms. `selected` is the result of `select_candidate` for these times: the
+    fastest (or one hardly slower, selected at the next smaller size), or the default if none is proven faster.
+    `repeated` has a second measurement of the default and `selected`; it is empty if `selected` is the default.
+    """
 
     operation: Operation
     nbytes: int
-    selected: LibraryAlgorithm  # the fastest algorithm in `samples` that is faster than the library's default
+    selected: LibraryAlgorithm
     samples: AlgorithmSamples  # times of all algorithms
-    repeated: AlgorithmSamples  # second measurement of the default and `selected`; empty if the default was selected
+    repeated: AlgorithmSamples
 
     @property
     def chosen(self) -> LibraryAlgorithm:
@@ -37,14 +42,17 @@ class SizeSamples:
 
     @property
     def speedup(self) -> float:
-        """The default's median time divided by that of the chosen algorithm, in the second measurement."""
+        """The default's median time divided by the chosen algorithm's, in the second measurement; 1 for the default."""
         if self.chosen == DEFAULT:
             return 1.0
         return ratio_of_medians(self.repeated[DEFAULT], self.repeated[self.chosen]).value
 
 
 def is_faster(samples: AlgorithmSamples, algorithm: LibraryAlgorithm) -> bool:
-    """Whether an algorithm is faster than the library's default by LEAST_SPEEDUP, with an interval that excludes 1."""
+    """Whether an algorithm is at least LEAST_SPEEDUP times as fast as the library's default, and significantly faster.
+
+    An algorithm is significantly faster if the 95 % interval of default median / algorithm median is above 1.
+    """
     ratio = ratio_of_medians(samples[DEFAULT], samples[algorithm])
     return ratio.value >= LEAST_SPEEDUP and ratio.low > 1
 
@@ -54,27 +62,29 @@ def select_candidate(samples: AlgorithmSamples, previous: LibraryAlgorithm) -> L
 
     Args:
         samples: the times of all algorithms at one message size.
-        previous: the algorithm selected at the next smaller size, which is kept if it is not significantly slower.
+        previous: the algorithm selected at the next smaller size, which is kept unless it is significantly slower than
+            the fastest.
     """
-    faster = [each for each in samples if each != DEFAULT and is_faster(samples, each)]
+    faster = [algorithm for algorithm in samples if algorithm != DEFAULT and is_faster(samples, algorithm)]
     if not faster:
         return DEFAULT
-    medians = {each: median_interval(samples[each]) for each in faster}
-    fastest = min(faster, key=lambda each: medians[each].value)
+    medians = {algorithm: median_interval(samples[algorithm]) for algorithm in faster}
+    fastest = min(faster, key=lambda algorithm: medians[algorithm].value)
     if previous in medians and medians[previous].low <= medians[fastest].high:
         return previous
     return fastest
 
 
 def choose_rules(measured: Sequence[SizeSamples]) -> tuple[LibraryRule, ...]:
-    """Return rules that select an algorithm by message size; one rule covers neighbouring sizes of one algorithm.
+    """Return rules that select an algorithm by message size; neighbouring sizes with equal algorithms share a rule.
 
-    A rule reaches half-way (by ratio) to the next measured size. Beyond the smallest and the largest measured size, it
-    reaches as far as to the neighbour on the other side; the rule of 8 bytes includes all shorter messages.
+    A rule reaches half-way (by ratio) to the next smaller and the next larger measured size. Beyond the smallest and
+    the largest measured size, a rule extends by the same ratio as on its other side. The rule of 8 bytes includes all
+    shorter messages.
     """
     rules: list[LibraryRule] = []
-    for operation in dict.fromkeys(each.operation for each in measured):
-        points = sorted((each for each in measured if each.operation is operation), key=lambda each: each.nbytes)
+    for operation in dict.fromkeys(point.operation for point in measured):
+        points = sorted((point for point in measured if point.operation is operation), key=lambda point: point.nbytes)
         rules += _join_rules(list(_make_single_rules(points)))
     return tuple(rules)
 
@@ -84,18 +94,18 @@ def _make_single_rules(points: Sequence[SizeSamples]) -> Iterator[LibraryRule]:
 
     `points` are the measurements of one operation in ascending order of size.
     """
-    sizes = [each.nbytes for each in points]
-    for index, each in enumerate(points):
-        if each.chosen == DEFAULT:
+    sizes = [point.nbytes for point in points]
+    for index, point in enumerate(points):
+        if point.chosen == DEFAULT:
             continue
         first, last = _find_range(sizes, index)
-        yield LibraryRule(each.operation, first, last, each.chosen, (each.speedup,))
+        yield LibraryRule(point.operation, first, last, point.chosen, (point.speedup,))
 
 
 def _find_range(sizes: Sequence[int], index: int) -> tuple[int, int | None]:
-    """Return the smallest and the largest message size for which the measured size number `index` stands.
+    """Return (smallest, largest) of the range of message sizes that the measured size `sizes[index]` represents.
 
-    `sizes` are the measured sizes in ascending order. The only size of a barrier, 0, stands for all sizes, and the
+    `sizes` are the measured sizes in ascending order. A barrier has the only size 0, which represents all sizes: the
     result is (0, None).
     """
     size = sizes[index]

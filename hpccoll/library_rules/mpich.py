@@ -1,13 +1,14 @@
 """MPICH's files of decisions: JSON trees that select an algorithm, and a composition of levels, for every collective.
 
-A file replaces all built-in decisions, so the rules are added to the built-in ones. The library contains these as
-strings of JSON, and `read_default_trees` takes them from there: the files fit the release that was measured.
+A file replaces all built-in decisions, so it contains the built-in decisions and the added rules. MPICH's library
+contains its decisions as strings of JSON. `read_default_trees` reads the decisions from the installed library, so that
+written files fit the measured release.
 
 MPICH decides twice. The tree of device `ch4` selects a composition: how collectives within nodes and between nodes are
-combined. A composition without levels then runs an algorithm that the other tree selects. A rule for an algorithm
-therefore stands in both trees.
+combined. A composition without levels runs an algorithm, which the tree of algorithms selects. A rule for an algorithm
+stands both in the tree of compositions and in the tree of algorithms.
 
-The conditions of a file are tried from the first to the last. A condition on sizes must end with `any`.
+The conditions of a file are tried from the first to the last. The last of several conditions on sizes must be `any`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from hpccoll.errors import UnavailableError
 from hpccoll.library_rules.rules import LibraryAlgorithm, LibraryRules
 from hpccoll.plan import Operation
 
-DecisionTree: TypeAlias = dict[
-    str, Any
-]  # from a condition to the tree below it; an algorithm's tree has its parameters
+# From a condition to the tree below it; an algorithm's tree has its parameters.
+DecisionTree: TypeAlias = dict[str, Any]
 PAGE = 4096  # MPICH maps a file and needs a zero after it, which a file of whole pages does not have
 LARGEST = 2**31 - 1  # MPICH reads sizes as int
 _NAMES = {
@@ -51,7 +51,7 @@ _TOTAL = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL) 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmFacts:
-    """How an algorithm of MPICH is written in a file of decisions."""
+    """An MPICH algorithm's parameters, and conditions for the calls that it supports, as decision files write them."""
 
     parameters: tuple[str, ...] = ()  # the algorithm's parameters, with the values that MPICH uses by default
     conditions: tuple[str, ...] = ()  # conditions on calls that the algorithm supports; keys of _CONDITIONS, or `count`
@@ -111,9 +111,9 @@ _CONDITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class DecisionTrees:
-    """MPICH's two decision trees: which algorithm runs a collective, and which composition of levels.
+    """MPICH's two decision trees: `algorithms` selects a collective's algorithm, `compositions` its composition.
 
-    A composition says how a collective is divided into parts within nodes and between nodes (device ch4).
+    A composition (of device ch4) states how a collective is divided into parts within nodes and between nodes.
     """
 
     algorithms: DecisionTree
@@ -127,10 +127,10 @@ def get_collective_name(operation: Operation) -> str:
 
 def read_default_trees(library: Path) -> DecisionTrees:
     """Return the built-in decision trees in the file of an MPICH library; raise UnavailableError if it has none."""
-    found: list[DecisionTree] = [
+    all_trees: list[DecisionTree] = [
         json.loads(text) for text in re.findall(rb'\{"collective=[^\0]*', library.read_bytes())
     ]
-    both = [[tree for tree in found if kind in json.dumps(tree)] for kind in _KINDS]
+    both = [[tree for tree in all_trees if kind in json.dumps(tree)] for kind in _KINDS]
     if not all(both):
         raise UnavailableError(
             f"{library} does not contain MPICH's decisions of algorithms as JSON, as MPICH 5.0 does; "
@@ -142,7 +142,8 @@ def read_default_trees(library: Path) -> DecisionTrees:
 def add_rules(defaults: DecisionTrees, rules: LibraryRules) -> DecisionTrees:
     """Return MPICH's decision trees with the rules added, for communicators like the measured one.
 
-    The rules apply to communicators with the same number of ranks, on one node or on several nodes as measured.
+    The rules apply to communicators with the measured number of ranks that, like the measured one, are on one node or
+    on several nodes.
     """
     return DecisionTrees(_add_to(defaults.algorithms, rules, 0), _add_to(defaults.compositions, rules, 1))
 
@@ -162,10 +163,8 @@ def _limit_ranks(rules: LibraryRules, default: DecisionTree, special: DecisionTr
     """Return a decision tree that is `special` for communicators like the measured one, else `default`.
 
     Args:
-        rules: the rules, with the measured numbers of ranks and nodes.
         default: MPICH's own tree.
         special: the tree with rules.
-        level: 0 for the tree of algorithms, 1 for compositions.
     """
     one = "comm_size=node_comm_size"
     placed = {one: special, "comm_size=any": default} if rules.nodes == 1 else {one: default, "comm_size=any": special}
@@ -175,7 +174,7 @@ def _limit_ranks(rules: LibraryRules, default: DecisionTree, special: DecisionTr
 
 
 def _limit_sizes(rules: LibraryRules, operation: Operation, default: DecisionTree, level: int) -> DecisionTree:
-    """Return the decision tree of an operation by message size: its rules, and MPICH's own tree `default` elsewhere.
+    """Return an operation's decision tree by message size, from its rules and, for other sizes, from MPICH's `default`.
 
     `level` is 0 for the tree of algorithms, 1 for compositions.
     """
@@ -200,7 +199,7 @@ def _make_choice(operation: Operation, algorithm: LibraryAlgorithm, default: Dec
     if level == 1 and algorithm.composition:
         chosen: DecisionTree = {f"composition=MPIDI_{name}_intra_composition_{algorithm.composition}": {}}
     elif level == 0 and algorithm.name:
-        chosen = {f"algorithm=MPIR_{name}_intra_{algorithm.name}": {each: {} for each in facts.parameters}}
+        chosen = {f"algorithm=MPIR_{name}_intra_{algorithm.name}": {parameter: {} for parameter in facts.parameters}}
     else:
         return default
     conditions = facts.conditions
@@ -229,6 +228,6 @@ def list_variables(path: Path) -> dict[str, str]:
 
 
 def format_tree(tree: DecisionTree) -> str:
-    """Return a decision tree as the JSON text of a file; its size is not a multiple of PAGE, as MPICH requires."""
+    """Return a decision tree as JSON text, whose size is never a multiple of PAGE, because MPICH requires this."""
     text = json.dumps(tree, indent=1) + "\n"
     return text if len(text) % PAGE else text + "\n"

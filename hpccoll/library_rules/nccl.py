@@ -41,7 +41,4 @@ def list_variables(path: Path) -> dict[str, str]:
 
     The path of the plugin is a placeholder: users build the plugin from NCCL's source tree.
     """
-    return {
-        "NCCL_TUNER_PLUGIN": "/path/to/libnccl-tuner-example.so",
-        "NCCL_TUNER_CONFIG_FILE": str(path.absolute()),
-    }
+    return {"NCCL_TUNER_PLUGIN": "/path/to/libnccl-tuner-example.so", "NCCL_TUNER_CONFIG_FILE": str(path.absolute())}

@@ -1,8 +1,8 @@
 """Open MPI's files of rules: the classic file and the JSON file of its component `tuned`, and the file of `han`.
 
-Every release of Open MPI reads the classic file; 6.0 and later also read the JSON file (version 3). Both files select
-an algorithm of the component `tuned`. On several nodes, `han` carries out most collectives instead, and the file of
-`han` passes those messages to `tuned` for which the rules have an algorithm.
+Every release of Open MPI reads the classic file; 6.0 and later also read the JSON file (version 3). The classic file
+and the JSON file select an algorithm of the component `tuned`. On several nodes, the component `han` carries out most
+collectives instead of `tuned`, and the file of `han` passes those messages to `tuned` for which there is a rule.
 
 Gather and scatter have no rules: `tuned` finds the size of their messages from arguments that some ranks need not pass,
 so that ranks could select different algorithms.
@@ -20,7 +20,8 @@ from hpccoll.library_rules.rules import LibraryRules
 from hpccoll.plan import Operation
 
 TUNED, HAN = "tuned", "han"
-# For each operation: its number in Open MPI's classic file, and its names in the JSON file and in variables.
+# For each operation: its number in Open MPI's classic file, and its names in the JSON file and in environment
+# variables.
 COLLECTIVES = {
     Operation.ALL_GATHER: (0, "allgather", "allgather"),
     Operation.ALL_REDUCE: (2, "allreduce", "allreduce"),
@@ -38,8 +39,8 @@ HAN_OPERATIONS = (
 def format_rules_file(rules: LibraryRules) -> str:
     """Return the rules as the text of Open MPI's classic file, which every release reads.
 
-    In this format, a rule holds from one number of ranks on. Therefore each collective has two more rules, for fewer
-    and for more ranks, which leave the choice to Open MPI.
+    A rule in the classic file holds for its number of ranks and all larger numbers up to the next rule. Each collective
+    has two more rules, for fewer and for more ranks than measured, which leave the choice of algorithm to Open MPI.
     """
     lines = [*(f"# {line}" for line in rules.describe()), f"{len(rules.operations)} # collectives"]
     for operation in rules.operations:
@@ -83,7 +84,7 @@ def format_han_file(rules: LibraryRules) -> str:
 
     The result is empty if no rule needs the file, as on a single node.
     """
-    operations = [each for each in rules.operations if each in HAN_OPERATIONS] if rules.nodes > 1 else []
+    operations = [operation for operation in rules.operations if operation in HAN_OPERATIONS] if rules.nodes > 1 else []
     if not operations:
         return ""
     lines = [f"{len(operations)} # collectives"]
@@ -96,7 +97,7 @@ def format_han_file(rules: LibraryRules) -> str:
 
 
 def _make_han_sizes(rules: LibraryRules, operation: Operation) -> Iterator[str]:
-    """Yield the lines of the file of `han` on the message sizes of an operation, and the component for each range.
+    """Yield the lines of `han`'s file for one operation: ranges of message sizes, and the component for each range.
 
     Sizes are in bytes; for an all_gather, `han` counts the bytes of one rank's block.
     """

@@ -10,7 +10,7 @@ For broadcast, reduce, scan, exscan and send_recv, S is count * itemsize, and `f
 For a barrier, S and `factor` are 0.
 `count` is the number of elements of a rank's vector, or of one block if the message has n blocks.
 Sources: doc/PERFORMANCE.md of nccl-tests; for all_to_all, gather, scatter and send_recv, the code of nccl-tests.
-nccl-tests has no scans; in a scan S bytes cross a link, as in a reduce.
+nccl-tests has no scans: their factor is 1 because S bytes cross a link in a scan, as in a reduce.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHORTEST = 1e-9  # seconds; shorter times count as this one, to avoid a divisio
 
 
 def find_timed_operation(name: str) -> TimedOperation:
-    """Return the operation called `name`; SEND_RECV, which is no collective, for `send_recv`; else UnknownNameError."""
+    """Return the `Operation` called `name`, or the string `send_recv` itself; UnknownNameError for other names."""
     if name == SEND_RECV:
         return SEND_RECV
     names = [operation.value for operation in Operation]
@@ -38,7 +38,7 @@ def find_timed_operation(name: str) -> TimedOperation:
 
 
 def get_busbw_factor(op: TimedOperation, n: int) -> float:
-    """Return nccl-tests' factor busbw / algbw of operation `op` on n ranks, such as 2(n-1)/n; 0 for a barrier."""
+    """Return nccl-tests' factor busbw / algbw of operation `op` on n ranks: 2(n-1)/n for all_reduce, 0 for barriers."""
     if op is Operation.BARRIER:
         return 0.0
     if op in _WHOLE:
@@ -50,7 +50,7 @@ def compute_message_bytes(op: TimedOperation, count: int, itemsize: int, n: int)
     """Return nccl-tests' message size S in bytes of operation `op` on n ranks.
 
     `count` is the number of elements of the whole vector, or of one block in operations with a block per rank;
-    `itemsize` is the bytes of an element.
+    `itemsize` is the size of an element in bytes.
     """
     return op.message_bytes(count, itemsize, n) if isinstance(op, Operation) else count * itemsize
 
@@ -58,7 +58,8 @@ def compute_message_bytes(op: TimedOperation, count: int, itemsize: int, n: int)
 def compute_count(op: TimedOperation, nbytes: int, itemsize: int, n: int) -> int:
     """Return the number of elements of a message of about `nbytes` bytes on n ranks; inverse of compute_message_bytes.
 
-    The number is that of the whole vector, or of one block in operations with a block per rank.
+    The result counts the elements of the whole vector, or of one block in operations with a block per rank. `itemsize`
+    is the size of an element in bytes.
     """
     return (op if isinstance(op, Operation) else Operation.BROADCAST).count_elements(nbytes, itemsize, n)
 
@@ -69,5 +70,5 @@ def compute_algbw(nbytes: int, seconds: float) -> float:
 
 
 def compute_busbw(op: TimedOperation, nbytes: int, seconds: float, n: int) -> float:
-    """Return nccl-tests' bus bandwidth in GB/s of operation `op` on n ranks, for `nbytes` bytes in `seconds`."""
+    """Return nccl-tests' bus bandwidth in GB/s of operation `op` on n ranks, if `nbytes` bytes take `seconds`."""
     return compute_algbw(nbytes, seconds) * get_busbw_factor(op, n)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpccoll.arrays import NUMPY, ArrayModule, CupyModule, DType, FlatArray, NumPyModule, get_array_module
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.arrays import NUMPY, ArrayModule, CupyModule, DType, FlatArray, NumPyModule, get_array_module
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -44,12 +44,13 @@ class SharedCupyModule(PreallocatedModule, CupyModule):
 def make_buffer_module(buffer: str, comm: Communicator, most_bytes: int) -> ArrayModule:
     """Return the allocator of a benchmark's buffers; allocates shared memory, if needed. Collective over `comm`.
 
-    For `cuda`, the ranks of a node take the node's devices in turn, and each rank's device becomes current.
+    For `cuda`, a node's GPUs are assigned to its ranks round-robin, and each rank's GPU becomes its current device.
 
     Args:
-        buffer: `host`, `symmetric` (memory shared by the ranks of a node) or `cuda` (shared by CUDA IPC if possible).
+        buffer: `host`, `symmetric` (memory shared by the ranks of a node) or `cuda` (GPU memory, shared by CUDA IPC if
+            possible).
         comm: the communicator whose ranks share the memory.
-        most_bytes: total size in bytes of all arrays that are allocated at a time, for the largest message.
+        most_bytes: the largest total size, in bytes, of the arrays that exist at one time.
 
     Raises:
         UnavailableError: there is no CUDA device, or CuPy is not installed.

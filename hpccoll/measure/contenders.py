@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-# Only results of at most this size (over all ranks) are compared with a serial replay of the plan, which is slow.
+# Only results of at most this size (over all ranks) are compared with a serial replay of the plan: replays are slow.
 REPLAYED_BYTES = 64 * 1024
 AUTO = "auto"
 OWN = "hpccoll"  # the engine of hpccoll's own algorithms
 
 
 def prepare_own(comm: Communicator, workload: Workload, algorithm: str) -> Contender:
-    """Bind an algorithm of hpccoll (or `auto`) to a benchmark's buffers, to be timed; collective over `comm`."""
+    """Return a `Contender`: an algorithm of hpccoll, or `auto`, bound to a benchmark's buffers. Collective."""
     task = workload.task
     x, out = workload.source, workload.result
     if task.operation is Operation.BROADCAST:
@@ -51,7 +51,6 @@ def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], HostArray]:
     task = workload.task
 
     def replay_plan() -> HostArray:
-        """Return this rank's exact output, by running the plan of all ranks in this process."""
         combine = get_reduction_function(task.redop) if task.operation.reduces else None
         result = replay(plan, task.count, workload.make_inputs(), combine)[task.rank]
         return np.divide(result, result.dtype.type(task.ranks)) if task.redop == "avg" else result
@@ -60,7 +59,7 @@ def _make_oracle(plan: Plan, workload: Workload) -> Callable[[], HostArray]:
 
 
 def prepare_peer(peer: LibraryEngine, workload: Workload) -> Contender:
-    """Bind another library's collective to a benchmark's buffers, to be timed.
+    """Return a `Contender`: another library's collective, bound to a benchmark's buffers.
 
     Raises UsageError if the library lacks the operation, dtype or reduction.
     """
@@ -86,7 +85,7 @@ def prepare_contenders(
         algorithms: names of hpccoll's algorithms, or `auto`.
 
     Returns:
-        The bound calls that can run, and a sentence for each that cannot; equal on all ranks.
+        The bound calls, and a sentence for each algorithm or library that cannot run the operation; equal on all ranks.
     """
     ready: list[Contender] = []
     refused: list[str] = []

@@ -22,8 +22,8 @@ OWN_CORE = 0.75  # a rank that gets less shares its core: 3 ranks on 2 cores get
 def measure_core_share(comm: MPI.Intracomm) -> float:
     """Return the least share of a core that a rank of `comm` gets while all ranks compute: 1 at best. Collective.
 
-    A low share is measured again, because another program may have been busy for a moment; the best of ATTEMPTS counts.
-    Cost: SPIN_S seconds per attempt.
+    A low share is measured again, because another program may have been busy for a moment; the highest of up to
+    ATTEMPTS measurements counts. Cost: SPIN_S seconds per measurement.
     """
     best = 0.0
     for _ in range(ATTEMPTS):
@@ -35,7 +35,7 @@ def measure_core_share(comm: MPI.Intracomm) -> float:
 
 
 def find_core_share(comm: MPI.Intracomm, layout: RankLayout) -> float | None:
-    """Return `measure_core_share(comm)`, rounded; None for one rank, or more ranks than cores. Collective."""
+    """Return `measure_core_share(comm)` to three decimals; None for one rank, or more ranks than cores. Collective."""
     return None if layout.oversubscribed or comm.size == 1 else round(measure_core_share(comm), 3)
 
 

@@ -6,15 +6,14 @@ Every rank computes its expected result without communication, because it can ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.plan import Operation
-from hpccoll.runtime.arrays import FUNCTIONS, DType
+from hpccoll.arrays import FUNCTIONS, DType
 
 HostArray = NDArray[Any]
 PERIOD = 65521
@@ -22,7 +21,7 @@ PERIOD = 65521
 
 @dataclass(frozen=True, slots=True)
 class ExpectedResult:
-    """A rank's expected output: `values`, with allowed errors of `bound` per element; None allows no error."""
+    """A rank's expected output `values`, and the allowed error `bound` of each element; None allows no error."""
 
     values: HostArray
     bound: HostArray | None = None
@@ -64,7 +63,7 @@ def repeat(period: HostArray, count: int) -> HostArray:
 
 
 def make_period(dtype: DType, seed: int, rank: int, count: int, op: str = "sum") -> HostArray:
-    """Return the elements that the input of `rank`, of `count` elements, repeats: at most its first PERIOD elements.
+    """Return the first elements of the input of `rank`, at most PERIOD, which the input of `count` elements repeats.
 
     Inputs are periodic, so that they can be checked without a second copy. The arguments are those of `make_input`.
     """
@@ -84,53 +83,17 @@ def make_period(dtype: DType, seed: int, rank: int, count: int, op: str = "sum")
 
 
 def get_reduction_function(op: str) -> Callable[[HostArray, HostArray], HostArray]:
-    """Return the NumPy function that reduces two arrays elementwise by reduction `op`; for `avg`, it is the sum."""
+    """Return the NumPy function that reduces two arrays elementwise by reduction `op`; `np.add` for `avg`."""
     function: Callable[[HostArray, HostArray], HostArray] = getattr(np, FUNCTIONS[op])
     return function
-
-
-def compute_expected_result(
-    operation: Operation, inputs: Sequence[HostArray | None], op: str, rank: int, root: int
-) -> ExpectedResult | None:
-    """Return the expected output of `rank` after the collective `operation`, or None if it has no output.
-
-    Args:
-        inputs: every rank's input, 1-D, with all of its blocks; None for a rank without input.
-        op: the reduction; ignored unless `operation` reduces.
-        root: the root rank; ignored unless `operation` has a root.
-    """
-    n = len(inputs)
-    given = [array for array in inputs if array is not None]
-    if operation is Operation.BARRIER or (operation in (Operation.REDUCE, Operation.GATHER) and rank != root):
-        return None
-    if operation.is_scan:
-        below = given[: rank + (operation is Operation.SCAN)]
-        return expect_reduced(below, op) if below else None
-    if operation.reduces:
-        mine = slice(None) if operation is not Operation.REDUCE_SCATTER else _block(given[0], rank, n)
-        return expect_reduced([array[mine] for array in given], op)
-    if operation in (Operation.BROADCAST, Operation.SCATTER):
-        sent = inputs[root]
-        if sent is None:
-            raise ValueError(f"rank {root} is the root and has no input")
-        return ExpectedResult(sent if operation is Operation.BROADCAST else sent[_block(sent, rank, n)])
-    if operation is Operation.ALL_TO_ALL:
-        return ExpectedResult(np.concatenate([array[_block(array, rank, n)] for array in given]))
-    return ExpectedResult(np.concatenate(given))
-
-
-def _block(array: HostArray, rank: int, n: int) -> slice:
-    """Return block number `rank` of an array that consists of n equal blocks."""
-    count = len(array) // n
-    return slice(rank * count, (rank + 1) * count)
 
 
 def expect_reduced(inputs: Iterable[HostArray], op: str) -> ExpectedResult:
     """Return the expected result of reducing `inputs` by the reduction `op`.
 
-    The result is exact for booleans, integers, min and max, and computed in double precision otherwise. The error
-    bound, 4 (n + 1) eps times the reduction of |input|, holds for any order in which n inputs are reduced. `inputs` may
-    be a generator: only one input is held at a time.
+    The result is exact for booleans, integers, min and max, and computed in double precision otherwise. The error bound
+    is 4 (n + 1) eps times the result of reducing the inputs' absolute values, and holds for any order in which n inputs
+    are reduced. `inputs` may be a generator: only one input is held at a time.
     """
     remaining = iter(inputs)
     first = next(remaining)

@@ -1,9 +1,9 @@
 """The output that a rank of a benchmark must have, as segments that each repeat a short array.
 
 Inputs repeat every PERIOD elements, so every block of an output repeats a reduction or a rotation of the inputs'
-periods. A segment keeps one period of its values and is compared with the output a period at a time, in the cache. The
-expected output of a message of any size therefore takes at most PERIOD elements for each block, and comparing it
-allocates nothing of the message's size.
+periods. A segment keeps one period of its values and is compared with the output a period at a time, so that the
+compared data stays in the cache. The expected output of a message of any size takes the memory of at most PERIOD
+elements per block, and the comparison allocates no array of the message's size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ONLY_ROOT_SENDS = (Operation.BROADCAST, Operation.SCATTER)
 class ExpectedRange:
     """The range of correct values of each element of an output, from `low` to `high`, in the output's element type.
 
-    The comparison needs no conversion of the output to double precision, which saves most of its time.
+    The comparison is fast, because it does not convert the output to double precision.
     """
 
     low: HostArray
@@ -50,7 +50,7 @@ class ExpectedRange:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSegment:
-    """Expected elements of an output, `count` in all, that repeat the elements of `period`."""
+    """The expected values of `count` successive elements of an output, which repeat the elements of `period`."""
 
     period: ExpectedRange | ExpectedResult
     count: int
@@ -86,7 +86,10 @@ class ExpectedOutput:
 
 
 def _narrow(expected: ExpectedResult, dtype: np.dtype[Any]) -> ExpectedRange | ExpectedResult:
-    """Return the range of correct values in `dtype`, float32 or float64; return `expected` itself for other types."""
+    """Return the range of correct values in `dtype`, float32 or float64.
+
+    For other types, and if `expected` allows no error, the result is `expected` itself.
+    """
     if expected.bound is None or dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
         return expected
     least, most = expected.values - expected.bound, expected.values + expected.bound
@@ -111,7 +114,7 @@ def count_input(task: WorkloadSpec) -> int:
 def make_expected_output(task: WorkloadSpec) -> ExpectedOutput | None:
     """Return the expected output of the rank of `task`; None if the rank has no output.
 
-    Cost: the periods of all ranks are computed, at most PERIOD elements each, and one is held at a time.
+    Cost: at most PERIOD elements of every rank's input are computed.
     """
     if task.operation is Operation.BARRIER or (task.operation in _ONLY_ROOT_RECEIVES and task.rank != task.root):
         return None
@@ -138,9 +141,9 @@ def _list_blocks(task: WorkloadSpec) -> Iterator[ExpectedResult]:
 
 
 def _rotate(task: WorkloadSpec, rank: int, first: int) -> HostArray:
-    """Return the elements that the periodic input of `rank` repeats from its element `first` on.
+    """Return one period of the input of `rank`, which begins at the element `first` of the input.
 
-    The result has at most `task.count` elements.
+    The result is cut to `task.count` elements.
     """
     period = make_period(task.dtype, task.seed, rank, count_input(task), task.redop)
     places: NDArray[np.int64] = (first + np.arange(min(task.count, PERIOD))) % max(len(period), 1)

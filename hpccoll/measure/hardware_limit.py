@@ -1,14 +1,14 @@
 """Measures the shortest time that the memory of a node, or the links between nodes, allow for a collective.
 
-On one node, the limit is the time in which all ranks at once copy a message once, scaled to the bytes that the
-operation has to read and write in place: the input that other ranks need or a reduction needs is read once, and the
-output is written once, except where it is in place already. Between nodes,
-the limit is the time in which every node sends a message to the next node and receives one from the previous node,
-scaled to the bytes that a node has to send.
+On one node, all ranks copy a message at the same time, and the limit is the time of the copy, scaled to the bytes that
+the operation must read and write. An operation must read its input once if another rank or a reduction needs it, and
+must write its output once, except the part that is in place already. On several nodes, every node sends a message to
+the next node and receives one from the previous node, and the limit is the time of the exchange, scaled to the bytes
+that a node must send.
 
-The terminal, the report and `hpccoll simulate --machine fit:FILE` state the same lower bound: that of
-`compute_lower_bounds`, which takes the optimum of a known network, or the measured limit where it applies, and
-otherwise a machine model's bounds.
+`hpccoll bench`, the report and `hpccoll simulate --machine fit:FILE` state the same lower bound, that of
+`compute_lower_bounds`. `compute_lower_bounds` uses the optimum of a known network, else the measured limit of long
+messages, else the bounds of a machine model.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ if TYPE_CHECKING:
 
 ITERATIONS = 5
 MOST_BYTES = 64 * 2**20
-UNEQUAL_RATIO = 1.5  # of the slowest node's time of the exchange to that of the fastest
+UNEQUAL_RATIO = 1.5  # the slowest node's time of the exchange, divided by the fastest node's time
 LEAST_LIMITED = 2**20  # bytes; shorter messages are limited by latency and caches
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareLimit:
-    """The measured speed of a machine: the time `us` in which all ranks copy, or all nodes exchange, `nbytes` bytes."""
+    """The measured speed of a machine: the time `us` in which each rank copies, or each node sends, `nbytes` bytes.
+
+    On one node, all ranks copy host memory at once. On several nodes, all nodes exchange messages at once.
+    """
 
     us: float
     nbytes: int
-    nodes: int  # 1: the ranks copied host memory; more: the nodes exchanged messages
+    nodes: int
     unequal: bool = False  # whether some nodes exchange much faster than others
 
     @classmethod
@@ -75,11 +78,12 @@ def compute_lower_bounds(
     machine: Machine | None = None,
     optimum: Optimum | None = None,
 ) -> Bounds:
-    """Return the lower bounds of an operation's time, by latency and by bandwidth; 0 where they are unknown.
+    """Return the lower bounds of an operation's time in seconds, by latency and by bandwidth; 0 for an unknown bound.
 
-    If `optimum`, the least time on the network, is given, it is the bandwidth bound. Else, from LEAST_LIMITED bytes on,
-    the bandwidth bound is that of `limit`, a measurement of this machine, and there is no latency bound. Otherwise both
-    bounds are those of the machine model `machine`. `nbytes` is the message size as nccl-tests defines it.
+    If `optimum` (the least time per byte on a network) is given, it gives the bandwidth bound, and the machine model
+    `machine` gives the latency bound. Without `optimum`, `limit`, a measurement of this machine, gives the bandwidth
+    bound of messages of at least LEAST_LIMITED bytes, whose latency bound is unknown. In all other cases, `machine`
+    gives both bounds. `nbytes` is the message size as nccl-tests defines it.
     """
     if optimum is not None:
         latency_s = 0.0 if machine is None else compute_bounds(operation, ranks, machine, nbytes).latency_s
@@ -91,7 +95,10 @@ def compute_lower_bounds(
 
 
 def find_network_optimum(record: CollectiveRecord, network: Network) -> Optimum | None:
-    """Return the least time of a measured operation on a network, as an `Optimum`; None if it cannot be computed."""
+    """Return the least time per byte of the record's operation on a network, and the links that set this bound.
+
+    The bound ignores latency. The result is None if no bound is known for the operation, or the network has one rank.
+    """
     from hpccoll.synthesis import compute_optimum
     from hpccoll.synthesis.optimum import RULED
 
@@ -102,7 +109,7 @@ def find_network_optimum(record: CollectiveRecord, network: Network) -> Optimum 
 
 
 def set_bound(record: CollectiveRecord, network: Network) -> CollectiveRecord:
-    """Return a record of `bench` with the least time on the network, if it is known, as its lower bound."""
+    """Return a record of `bench` with the network's lower bound of its time in `bound_us`; unchanged if unknown."""
     optimum = find_network_optimum(record, network)
     if optimum is None:
         return record
@@ -110,14 +117,14 @@ def set_bound(record: CollectiveRecord, network: Network) -> CollectiveRecord:
 
 
 def _get_share(operation: Operation, ranks: int, nodes: int) -> float:
-    """Return the bytes that an operation must move, relative to a copy or exchange of its message by all ranks.
+    """Return the bytes that an operation must move, as a multiple of those that the measured copy or exchange moves.
 
-    With several nodes, these are bytes that leave a node; with one node, reads and writes of memory by all ranks.
+    With several nodes, the bytes that leave a node are counted; with one node, the bytes that all ranks read and write.
     """
     if nodes > 1:
         return get_busbw_factor(operation, nodes)
     n, others = ranks, ranks - 1
-    read, written = {  # over all ranks, in multiples of the message size
+    read, written = {  # bytes that all ranks together read and write, in multiples of the message size
         Operation.ALL_REDUCE: (n, n),
         Operation.REDUCE: (n, 1),
         Operation.REDUCE_SCATTER: (n, 1),
@@ -134,10 +141,10 @@ def _get_share(operation: Operation, ranks: int, nodes: int) -> float:
 
 
 def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int) -> HardwareLimit:
-    """Measure how fast all ranks copy `nbytes` of memory at once or, on several nodes, how fast nodes exchange them.
+    """Return the measured time in which each rank copies `nbytes` bytes or, on several nodes, each node sends them.
 
-    At most MOST_BYTES are copied. Collective over `comm`. Cost: two buffers of the copied bytes, and ITERATIONS + 1
-    copies.
+    All ranks copy at once, or all nodes send to the next node at once. At most MOST_BYTES are copied or sent.
+    Collective over `comm`. Cost: two buffers of the message size, and ITERATIONS + 1 copies.
     """
     size = min(nbytes, MOST_BYTES)
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
@@ -160,11 +167,11 @@ def measure_hardware_limit(comm: MPI.Intracomm, layout: RankLayout, nbytes: int)
 
 
 def _compute_duration(spans: Sequence[tuple[float, float]], nodes: int) -> float:
-    """Return how long all ranks took together; `spans` are the times at which each rank began and ended.
+    """Return the seconds of a copy or exchange by all ranks; `spans` has the times at which each rank began and ended.
 
-    The ranks of one node read the same clock. If ranks share cores, some begin after others have ended, so the duration
-    is that from the first beginning to the last end. The clocks of several nodes differ, so the duration is that of the
-    slowest rank.
+    On one node, where all ranks read the same clock, the duration is the time from the first beginning to the last end:
+    if ranks share cores, some begin after others have ended. On several nodes, whose clocks differ, the duration is
+    that of the slowest rank.
     """
     if nodes > 1:
         return max(end - begin for begin, end in spans)

@@ -1,10 +1,11 @@
-"""Times contenders (engines and algorithms) on the same buffers, taking turns in a new random order every round.
+"""Times contenders (engines and algorithms) on the same buffers, in turns whose order is random in every round.
 
 A sample is the maximum over ranks of one iteration's time. All ranks start an iteration together, at a time of a global
 clock or after a barrier (see `iteration_start`). Before an iteration of a library that communicates in threads of its
-own (Gloo), early ranks sleep until all ranks have arrived. A rank that waits in an MPI barrier never gives up its core,
-and Gloo's threads would wait for a core for milliseconds. The ranks then pass Gloo's own barrier, which wakes Gloo's
-threads: without this barrier, an all_reduce of 4 MiB takes 1.2 times as long as in a loop of torch.distributed.
+own (Gloo), early ranks sleep until all ranks have arrived. If ranks waited in an MPI barrier instead, they would keep
+their cores, and Gloo's threads would wait for a core for milliseconds. The ranks then pass Gloo's own barrier, which
+wakes Gloo's threads: without this barrier, an all_reduce of 4 MiB takes 1.2 times as long as in a loop of
+torch.distributed.
 
 Rank 0 decides how many iterations a turn has and when to stop, and broadcasts both, so that all ranks call the same
 collectives.
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.measure.data import HostArray
-from hpccoll.measure.iteration_start import BarrierStarter, IterationStarter, WindowStarter
+from hpccoll.measure.iteration_start import BarrierStarter, WindowStarter
 from hpccoll.measure.stopping import StoppingRule
 from hpccoll.measure.workload import IDENTICAL_RESULTS, Workload
 from hpccoll.records import Staging, StartMethod, StopReason
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TURN_S, MOST_A_TURN = 2e-3, 20
-MOST_DISCARDED, SHARE_DISCARDED = 50, 0.8  # if more rounds miss their start, start windows do not work
-FAR_BEHIND, SHARE_BEHIND = 2.0, 0.3  # a contender this many times slower than the best gets this share of the budget
+MOST_DISCARDED, SHARE_DISCARDED = 50, 0.8  # start windows do not work if more rounds, and a larger share, miss them
+FAR_BEHIND, SHARE_BEHIND = 2.0, 0.3  # a contender FAR_BEHIND times slower than the best gets SHARE_BEHIND of its budget
 
 
 @dataclass(slots=True)
 class Contender:
-    """A collective by one library and algorithm, bound to buffers, to be timed beside others, and its times so far."""
+    """A collective of one library and algorithm, which is timed beside others, with its times so far."""
 
     engine: str  # the library, such as `mpi`, or `hpccoll`
     algorithm: str | None  # None for another library's own choice
@@ -49,7 +50,7 @@ class Contender:
     selected: str | None = None  # what `auto` selected: an algorithm, or `mpi`
     oracle: Callable[[], HostArray] | None = None  # returns the exact bits that this rank's output must have
     samples_us: list[float] = field(default_factory=list)
-    stream_us: list[float] = field(default_factory=list)  # times by CUDA events; empty for host memory
+    stream_us: list[float] = field(default_factory=list)  # samples by CUDA events; empty for host memory
     spent_s: float = 0.0
     wrong: int | None = None
     stop: StopReason | None = None
@@ -59,7 +60,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """The contender's name: `hpccoll/ALGORITHM`, or `ENGINE/-` for another library."""
+        """The contender's name, `ENGINE/ALGORITHM`, such as `hpccoll/ring`; `mpi/-` if the engine chooses."""
         return f"{self.engine}/{self.algorithm or '-'}"
 
     @property
@@ -69,11 +70,11 @@ class Contender:
 
 
 class IterationTime(NamedTuple):
-    """The times of one iteration on this rank."""
+    """One iteration on this rank: its duration by two clocks, whether it began late, and when the rank was ready."""
 
-    seconds: float  # by the host's clock
-    stream_s: float  # by CUDA events; 0 for host memory
-    late: bool  # whether this rank started it too late
+    seconds: float  # duration by the host's clock
+    stream_s: float  # duration by CUDA events; 0 for host memory
+    late: bool  # whether this rank started the iteration too late
     delay_s: float  # from the announcement of the start until this rank was ready
 
 
@@ -81,7 +82,7 @@ class IterationTime(NamedTuple):
 class TimingOptions:
     """How a collective is timed: `warmup` untimed iterations, then timed ones until `rule` stops them.
 
-    `check` compares all results with expected ones; `seed` determines the data and the order of turns.
+    If `check` is set, all results are compared with expected ones; `seed` determines the data and the order of turns.
     """
 
     rule: StoppingRule
@@ -93,14 +94,14 @@ class TimingOptions:
 class InterleavedBenchmark:
     """Times libraries and algorithms (contenders) in turns on the same buffers.
 
-    Only `count_iterations` and `decide_stop` are not collective.
+    All public methods except `count_iterations` and `decide_stop` are collective.
 
     Args:
-        comm: the ranks.
+        comm: the communicator of the ranks.
         workload: the operation with its buffers.
-        contenders: the calls to time.
-        method: how to time them.
-        starter: lets all ranks start an iteration together; None starts them by a barrier.
+        contenders: the calls that are timed.
+        method: how to time the contenders.
+        starter: lets all ranks start an iteration together; None: every iteration starts after a barrier.
         on_round: called after each round of turns with the share of the timing that is done, from 0 to 1.
     """
 
@@ -110,13 +111,13 @@ class InterleavedBenchmark:
         workload: Workload,
         contenders: list[Contender],
         method: TimingOptions,
-        starter: IterationStarter | None = None,
+        starter: BarrierStarter | None = None,
         on_round: Callable[[float], None] | None = None,
     ) -> None:
         self.comm, self.workload, self.method, self.on_round = comm, workload, method, on_round
         self.contenders, self.running = contenders, list(contenders)
         self.barrier = BarrierStarter(comm)
-        self.starter: IterationStarter = starter or self.barrier
+        self.starter = starter or self.barrier
         for contender in contenders:
             contender.start = self.starter.method if contender.wake_threads is None else StartMethod.BARRIER
         self._random = random.Random(method.seed)  # noqa: S311 - the same order on every rank, not a secret
@@ -139,14 +140,10 @@ class InterleavedBenchmark:
                     self.running.remove(contender)
                     yield contender
             if self.on_round is not None:
-                self.on_round(self._compute_share())
+                self.on_round(sum(map(self._compute_share, self.contenders)) / len(self.contenders))
 
-    def _compute_share(self) -> float:
-        """Return an estimate of the share of the timing that is done, from 0 to 1; local."""
-        return sum(map(self._compute_contender_share, self.contenders)) / len(self.contenders)
-
-    def _compute_contender_share(self, contender: Contender) -> float:
-        """Return the share of a contender's timing that is done, from 0 to 1, by the limit that it will reach first."""
+    def _compute_share(self, contender: Contender) -> float:
+        """Return how much of a contender's timing is done, from 0 to 1, by the limit that ends the timing first."""
         rule, samples = self.method.rule, len(contender.samples_us)
         if contender.stop is not None:
             return 1.0
@@ -156,7 +153,8 @@ class InterleavedBenchmark:
     def warm_up(self, contender: Contender) -> None:
         """Run untimed iterations; if results are checked, set `contender.wrong`, the number of wrong elements.
 
-        Results are compared with expected values, bit by bit with `contender.oracle`, and by checksum with other ranks.
+        Results are compared with expected values, with the exact bits of `contender.oracle`, and with other ranks'
+        checksums. Collective.
         """
         wrong = 0
         for _ in range(max(self.method.warmup, 1 if self.method.check else 0)):
@@ -173,15 +171,15 @@ class InterleavedBenchmark:
             contender.wrong = wrong + (differ and self.workload.task.operation in IDENTICAL_RESULTS)
 
     def time_turn(self, contender: Contender) -> None:
-        """Time several iterations; append the time of each on its slowest rank to the contender's samples.
+        """Time several iterations; append the time of each on its slowest rank to the contender's samples. Collective.
 
-        Iterations that a rank started late are counted in `discarded`, and their times are dropped.
+        Iterations that any rank started too late are counted in `discarded`, and their times are dropped.
         """
         begin = time.perf_counter()
         self.starter.refresh()
         if contender.start is StartMethod.WINDOW and self.starter.method is StartMethod.BARRIER:
             _start_by_barrier(contender)
-            contender.discarded = 0  # of the dropped samples; a count would mean that ranks missed most windows
+            contender.discarded = 0  # a count above zero would mean that ranks missed most start windows
         count = self.comm.bcast(self.count_iterations(contender))
         local = np.array([self.time_iteration(contender) for _ in range(count)])
         seconds, stream_s, late, delays_s = np.max(self.comm.allgather(local), axis=0).T
@@ -197,8 +195,8 @@ class InterleavedBenchmark:
     def _adapt_window(self, contender: Contender, delays_s: NDArray[np.float64]) -> None:
         """Adapt the time between announcement and start of iterations; if ranks miss most starts, use a barrier.
 
-        `delays_s` are the times that the slowest rank needed to be ready. Raises UsageError if the user fixed a time
-        (--window) that is too short.
+        `delays_s` has, for each iteration of the turn, the time that the slowest rank needed to be ready. Collective.
+        Raises UsageError if the start window that the user fixed by --window is too short.
         """
         self.starter.adapt(delays_s)
         rounds = contender.discarded + len(contender.samples_us)
@@ -214,9 +212,9 @@ class InterleavedBenchmark:
         return min(fitting, max(self.method.rule.max_iterations - len(contender.samples_us), 1))
 
     def time_iteration(self, contender: Contender) -> IterationTime:
-        """Run one iteration that all ranks start together, and return its times on this rank.
+        """Run one iteration that all ranks start together, and return its `IterationTime` on this rank.
 
-        If results are checked, the wrong elements are added to `contender.wrong`.
+        If results are checked, the wrong elements are added to `contender.wrong`. Collective.
         """
         workload = self.workload
         timer = workload.module.make_stream_timer()
@@ -245,13 +243,13 @@ class InterleavedBenchmark:
         return self.method.rule.decide(contender.samples_us, share * self.method.rule.budget_s)
 
     def _find_budget(self, contender: Contender) -> float:
-        """Return the seconds that a contender may take; fewer if it is much slower than the best that still runs."""
+        """Return the seconds that timing a contender may take: fewer if a contender that still runs is much faster."""
         behind = contender.median_us > FAR_BEHIND * find_least_median_us(self.running)
         return self.method.rule.budget_s * (SHARE_BEHIND if behind else 1.0)
 
 
 def _start_by_barrier(contender: Contender) -> None:
-    """Start a contender's iterations by barriers from now on, and drop its samples, which were started otherwise."""
+    """Start a contender's later iterations by barriers, and drop its samples, which began in start windows."""
     contender.start = StartMethod.BARRIER
     contender.samples_us, contender.stream_us = [], []
 
@@ -262,7 +260,8 @@ def find_least_median_us(contenders: Iterable[Contender]) -> float:
 
 
 def count_different_elements(found: HostArray, exact: HostArray) -> int:
-    """Return the number of elements whose bits differ; two NaNs count as equal."""
-    differ = found.view(np.uint8).reshape(len(found), -1) != exact.view(np.uint8).reshape(len(exact), -1)
+    """Return the number of elements whose bits differ between two arrays of equal length; two NaNs count as equal."""
+    shape = len(found), found.itemsize  # -1 in place of the size of an element cannot be computed without elements
+    differ = found.view(np.uint8).reshape(shape) != exact.view(np.uint8).reshape(shape)
     nan = np.isnan(found) & np.isnan(exact) if found.dtype.kind in "fcV" else np.zeros(len(found), np.bool_)
     return int(np.count_nonzero(differ.any(axis=1) & ~nan))

@@ -1,8 +1,9 @@
-"""Leaves out the message sizes of a benchmark whose buffers do not fit into the memory of a node.
+"""Leaves a message size out of a benchmark if the buffers for this size do not fit into the memory of a node.
 
 With one kind of buffer, a benchmark holds at most MESSAGES messages per rank at a time, however many algorithms it
 compares: input, output, scratch of the algorithms, and one more for the buffers of other libraries. If a benchmark
-compares shared memory with other memory, a second input and output in shared memory take two more messages.
+compares shared memory with other memory, a second input and output in shared memory take the memory of two more
+messages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.free_memory import find_free_bytes
+from hpccoll.processes.free_memory import find_free_bytes
 from hpccoll.units import format_size
 
 if TYPE_CHECKING:
@@ -22,24 +23,17 @@ if TYPE_CHECKING:
     from hpccoll.runtime.job import RankLayout
 
 MESSAGES, SHARED_MESSAGES = 4, 2
-USABLE = 0.9  # of the free memory; the rest is for other programs
+USABLE = 0.9  # fraction of the free memory that buffers may take; the rest is for other programs
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Which message sizes of a benchmark fit into memory.
+    """Which message sizes of a benchmark fit into memory."""
 
-    Args:
-        sizes: the message sizes in bytes that fit.
-        left_out: the message sizes that do not fit.
-        free_bytes: the free memory of a host divided by its ranks, on the host with the least.
-        messages: how many messages a rank holds at a time; 0 if all buffers are in GPU memory.
-    """
-
-    sizes: tuple[int, ...]
-    left_out: tuple[int, ...]
-    free_bytes: int
-    messages: int
+    sizes: tuple[int, ...]  # the message sizes in bytes that fit
+    left_out: tuple[int, ...]  # the message sizes that do not fit
+    free_bytes: int  # the free memory per rank in bytes, on the host that has the least free memory per rank
+    messages: int  # how many messages a rank holds at a time; 0 if all buffers are in GPU memory
 
     def describe(self) -> str:
         """Return a sentence with the memory that the largest message needs on each rank, and the free memory."""
@@ -66,7 +60,7 @@ def require_memory(
     """Return which message sizes fit into the memory of all nodes. Collective, with the same result on every rank.
 
     Args:
-        comm: the ranks.
+        comm: the communicator of the ranks.
         layout: the hosts of the ranks.
         sizes: message sizes in bytes.
         buffers: the kinds of buffers, such as `host`; with `cuda` alone, all sizes are assumed to fit.

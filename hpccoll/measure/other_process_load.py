@@ -28,7 +28,7 @@ class OtherProcessLoad:
     def _sum_busy_s(comm: MPI.Intracomm) -> float:
         """Return the CPU seconds that other programs have used on this node since it booted; collective over `comm`.
 
-        The seconds are those of all processes, minus those of the ranks of `comm`.
+        The CPU seconds of the ranks of `comm` are subtracted from those of all processes.
         """
         mine, spent = psutil.Process().cpu_times(), psutil.cpu_times()
         ranks = comm.allreduce(mine.user + mine.system)

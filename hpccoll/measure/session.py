@@ -10,18 +10,18 @@ from msgspec.structs import replace as replace_fields
 
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.algorithms.registry import RATES_MARK
-from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
+from hpccoll.arrays import ArrayModule, DType, Reduction
+from hpccoll.measure.bandwidth import compute_count
 from hpccoll.measure.buffers import PreallocatedModule
 from hpccoll.measure.contenders import AUTO, OWN, prepare_contenders
 from hpccoll.measure.data import PERIOD
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions
-from hpccoll.measure.iteration_start import IterationStarter
+from hpccoll.measure.iteration_start import BarrierStarter
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.measure.time_left import Block
 from hpccoll.measure.workload import Workload, WorkloadSpec, list_places
 from hpccoll.plan import Operation
 from hpccoll.records import CaseKey, CollectiveCase, CollectiveRecord
-from hpccoll.runtime.arrays import ArrayModule, DType, Reduction
 from hpccoll.selection import MPI_LIBRARY, BufferKind
 from hpccoll.selection.shortlist import shortlist_algorithms
 
@@ -31,57 +31,44 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.peers import LibraryEngine
 
-ALL, SHORTLIST = "all", "shortlist"  # in `BenchmarkConfig.algorithms`: every algorithm, those that may be the fastest
+ALL, SHORTLIST = "all", "shortlist"  # in `BenchmarkConfig.algorithms`: all algorithms; those that may be the fastest
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkConfig:
-    """What a benchmark measures on one kind of buffer: each operation, in each size, by each engine and algorithm.
+    """What a benchmark measures on one kind of buffer: each operation, in each size, by each engine and algorithm."""
 
-    Args:
-        operations: the collectives.
-        sizes: message sizes in bytes.
-        dtype: the element type.
-        redop: the name of the reduction.
-        root: the root of rooted operations.
-        places: the values of `in_place` to measure: True, False or both.
-        algorithms: names of hpccoll's algorithms, `auto`, `mpi` (the MPI library's own collective, called by hpccoll),
-            `ALL`, or `SHORTLIST`.
-        buffer: the kind of buffer: `host`, `symmetric` or `cuda`.
-        nodes: the number of nodes of the job.
-        method: how calls are timed.
-    """
-
-    operations: tuple[Operation, ...]
-    sizes: tuple[int, ...]
-    dtype: DType
-    redop: str
-    root: int
-    places: tuple[bool, ...]
+    operations: tuple[Operation, ...]  # the collectives
+    sizes: tuple[int, ...]  # message sizes in bytes
+    dtype: DType  # the element type
+    redop: str  # the name of the reduction
+    root: int  # the root of rooted operations
+    places: tuple[bool, ...]  # the values of `in_place` to measure: True, False or both
+    # Names of hpccoll's algorithms, `auto`, `mpi` (the MPI library's own collective, called by hpccoll), `ALL`, or
+    # `SHORTLIST`
     algorithms: tuple[str, ...]
-    buffer: str
-    nodes: int
-    method: TimingOptions
+    buffer: str  # the kind of buffer: `host`, `symmetric` or `cuda`
+    nodes: int  # the number of nodes of the job
+    method: TimingOptions  # how calls are timed
 
     def list_algorithms(self, task: WorkloadSpec) -> list[str]:
-        """Return the names of hpccoll's algorithms to time for a call, with `auto` and `mpi` last."""
+        """Return the names of hpccoll's algorithms that are timed for a call, with `mpi` and `auto` last."""
         wanted = set(self.algorithms)
         if SHORTLIST in wanted:
-            nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
-            wanted |= set(shortlist_algorithms(task.operation, BufferKind(self.buffer), nbytes, task.ranks, self.nodes))
+            kind = BufferKind(self.buffer)
+            wanted |= set(shortlist_algorithms(task.operation, kind, task.nbytes, task.ranks, self.nodes))
         known = list_algorithm_names(task.operation)
         named = [name for name in known if ALL in wanted or name in wanted]
         named += sorted(name for name in wanted if RATES_MARK in name and name.partition(RATES_MARK)[0] in known)
         return [*named, *(name for name in (MPI_LIBRARY, AUTO) if name in wanted)]
 
     def max_buffer_bytes(self, ranks: int) -> int:
-        """Return an upper bound of the bytes of all arrays that a rank allocates for one call, on `ranks` ranks."""
-        tasks = self.list_workloads(0, ranks)
-        largest = max(compute_message_bytes(t.operation, t.count, t.dtype.itemsize, ranks) for t in tasks)
+        """Return an upper bound of the bytes that a rank allocates for one call's arrays, on `ranks` ranks."""
+        largest = max(task.nbytes for task in self.list_workloads(0, ranks))
         return 2 * largest + min(largest, PERIOD * self.dtype.itemsize)
 
     def list_workloads(self, rank: int, ranks: int) -> list[WorkloadSpec]:
-        """Return the arguments of all calls to time, as rank `rank` of `ranks` passes them.
+        """Return the arguments of all benchmarked calls, as rank `rank` of `ranks` passes them.
 
         Raises UsageError if `dtype` does not support `redop`.
         """
@@ -123,7 +110,7 @@ class BenchmarkSession:
         own: bool,
     ) -> None:
         self.config, self.world, self.comm, self.peers, self.module = config, world, comm, peers, module
-        self.starter: IterationStarter | None = None  # None: iterations start after a barrier
+        self.starter: BarrierStarter | None = None  # None: iterations start after a barrier
         self.on_round: Callable[[float], None] | None = None  # called with the share of a workload's iterations
         self.own = own
         self.tasks = config.list_workloads(world.rank, world.size)
@@ -131,13 +118,12 @@ class BenchmarkSession:
         self.refused_count = 0  # cases so far whose engine or algorithm cannot run
 
     def list_cases(self) -> list[CaseKey]:
-        """Return the keys of all records of a complete run, also of those whose algorithm may be unable to run."""
+        """Return the keys of all records of a complete run, including those whose algorithm may be unable to run."""
         return [key for task in self.tasks for key in self._list_task_cases(task)]
 
     def make_block(self, task: WorkloadSpec, finished: Collection[CaseKey]) -> Block:
         """Return the message size of a call and the number of its records that are not in `finished`, as a `Block`."""
-        nbytes = compute_message_bytes(task.operation, task.count, task.dtype.itemsize, task.ranks)
-        return Block(nbytes, sum(key not in finished for key in self._list_task_cases(task)))
+        return Block(task.nbytes, sum(key not in finished for key in self._list_task_cases(task)))
 
     def _list_task_cases(self, task: WorkloadSpec) -> list[CaseKey]:
         """Return the keys of the records of one call: one per engine and algorithm."""
@@ -145,7 +131,7 @@ class BenchmarkSession:
         return [self._make_case(task, engine, algorithm).key for engine, algorithm in engines]
 
     def set_case_budget(self, seconds: float) -> None:
-        """Set the seconds for the timing of each record; the fewest iterations are run even if they take longer."""
+        """Set the seconds for timing each record; the rule's `min_iterations` are run even if they take longer."""
         method = self.config.method
         rule = replace(method.rule, budget_s=seconds)
         self.config = replace(self.config, method=replace(method, rule=rule))
@@ -180,7 +166,7 @@ class BenchmarkSession:
     def _prepare(
         self, task: WorkloadSpec, peers: Sequence[LibraryEngine], algorithms: Sequence[str]
     ) -> tuple[Workload, list[Contender]]:
-        """Allocate the buffers of a call, in the memory of earlier ones, and bind engines and algorithms to them.
+        """Allocate a call's buffers, reusing the previous call's memory, and bind engines and algorithms to them.
 
         Returns the call with its buffers, and the bound engines and algorithms that can run. Collective.
         """
@@ -193,26 +179,12 @@ class BenchmarkSession:
         return workload, ready
 
     def list_algorithms(self, task: WorkloadSpec) -> list[str]:
-        """Return the names of hpccoll's algorithms to time for a call; empty if hpccoll is not measured."""
+        """Return the names of hpccoll's algorithms that are timed for a call; empty if hpccoll is not measured."""
         return self.config.list_algorithms(task) if self.own else []
 
     def _make_case(self, task: WorkloadSpec, engine: str, algorithm: str | None) -> CollectiveCase:
-        """Return the fields of a record that are known before the measurement, such as operation and size."""
-        operation = task.operation
-        return CollectiveCase(
-            op=operation.value,
-            engine=engine,
-            algorithm=algorithm,
-            buffer=self.config.buffer,
-            in_place=task.in_place,
-            nbytes=compute_message_bytes(operation, task.count, task.dtype.itemsize, task.ranks),
-            count=task.count,
-            dtype=task.dtype.name,
-            redop=task.redop if operation.reduces else None,
-            root=task.root if operation.has_root else None,
-            ranks=task.ranks,
-            nodes=self.config.nodes,
-        )
+        """Return the case of a call on this session's kind of buffer and number of nodes."""
+        return task.make_case(engine, algorithm, self.config.buffer, self.config.nodes)
 
     def _make_record(self, task: WorkloadSpec, contender: Contender) -> CollectiveRecord:
         """Return the record of a timed engine and algorithm, with wrong elements summed over all ranks; collective."""
@@ -233,7 +205,7 @@ class BenchmarkSession:
 
 
 def share_budget(sessions: Sequence[BenchmarkSession], seconds: float) -> None:
-    """Divide `seconds` equally among all records of the sessions, as the time in which each is measured."""
+    """Give the measurement of each record of all sessions an equal share of `seconds`."""
     cases = sum(len(session.list_cases()) for session in sessions)
     for session in sessions:
         session.set_case_budget(seconds / max(cases, 1))
@@ -242,7 +214,7 @@ def share_budget(sessions: Sequence[BenchmarkSession], seconds: float) -> None:
 def run_workloads(
     sessions: Sequence[BenchmarkSession], finished: Collection[CaseKey]
 ) -> Iterator[Generator[CollectiveRecord, None, None]]:
-    """Yield a generator of records for each call to time, which measures the call (`BenchmarkSession.run_workload`).
+    """Yield a generator (`BenchmarkSession.run_workload`) per benchmarked call, which times it and yields its records.
 
     Records whose key is in `finished` are left out. Collective.
     """
@@ -251,12 +223,12 @@ def run_workloads(
 
 
 def list_blocks(sessions: Sequence[BenchmarkSession], finished: Collection[CaseKey]) -> list[Block]:
-    """Return the message size, and the number of records not in `finished`, of each call of `run_workloads`."""
+    """Return a `Block` per benchmarked call: its message size, and its number of records that are not in `finished`."""
     return [session.make_block(task, finished) for session, task in _order_workloads(sessions)]
 
 
 def _order_workloads(sessions: Sequence[BenchmarkSession]) -> list[tuple[BenchmarkSession, WorkloadSpec]]:
-    """Return the calls of all sessions, ordered so that calls that differ only in the kind of buffer are adjacent."""
+    """Return all benchmarked calls, each with its session; those that differ only in kind of buffer are adjacent."""
     by_workload: dict[tuple[Operation, int, bool], list[tuple[BenchmarkSession, WorkloadSpec]]] = {}
     for session in sessions:
         for task in session.tasks:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpccoll.algorithms import Algorithm
+from hpccoll.arrays import NumPyModule, get_dtype
 from hpccoll.communicator import Communicator
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan import Operation
 from hpccoll.plan.simulation import Slice, Timeline
-from hpccoll.runtime.arrays import NumPyModule, get_dtype
 from hpccoll.runtime.job import detect_layout
 from hpccoll.units import format_count
 
@@ -79,7 +79,7 @@ def _classify_step(step: Callable[[], Any]) -> str:
 
 
 def _make_timeline(name: str, gathered: Sequence[tuple[float, list[StepTimes]]], nodes: int) -> Timeline:
-    """Return the timeline of all ranks, called `name`, of a job on `nodes` nodes.
+    """Return a timeline with the name `name`, for all ranks of a job on `nodes` nodes.
 
     `gathered` has, for each rank, the time at which it left a barrier, and its timed steps.
     """

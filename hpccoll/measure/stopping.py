@@ -16,9 +16,11 @@ from hpccoll.statistics import CONFIDENCE, SampleValues, median_interval
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """Ends the timing of a call when the interval of its median is narrow, or its time is spent.
+    """Ends the timing of a call when the interval of its median is narrow, or its iterations or time are used up.
 
-    Equal `min_iterations` and `max_iterations` give a fixed number of iterations.
+    The interval is narrow if half its width is at most `rel_halfwidth` times the median. The call is timed for at most
+    `budget_s` seconds, but runs at least `min_iterations` times in any case.
+
     Raises UsageError if `min_iterations` exceeds `max_iterations`, or an argument is not positive.
     """
 
@@ -38,7 +40,10 @@ class StoppingRule:
             )
 
     def decide(self, samples_us: SampleValues, elapsed_s: float) -> StopReason | None:
-        """Return the reason to stop timing a call, None to go on; from its times so far and the seconds spent on it."""
+        """Return the reason to stop timing a call, or None to go on.
+
+        `samples_us` are the times of the call so far, and `elapsed_s` the seconds spent on timing it.
+        """
         made = len(samples_us)
         if made < self.min_iterations:
             return None

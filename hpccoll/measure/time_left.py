@@ -1,9 +1,9 @@
-"""Estimates how long a benchmark still takes, while its rows differ in duration by orders of magnitude.
+"""Estimates the remaining time of a benchmark, whose rows differ in duration by orders of magnitude.
 
-The rows of one message size are timed together, in turns, as a block. A row of short messages takes about the mean time
-of the rows so far. Once a block of long messages has ended, later blocks of long messages are predicted from its rows:
-each row runs as many iterations as before, each longer in proportion to the message size, within the budget of a row.
-For the current block, its measured pace gradually replaces the prediction.
+The rows of one message size are timed together, in turns, as a block. A row of short messages is predicted to take the
+mean time of earlier rows of short messages. Once a block of long messages has ended, its rows predict later blocks of
+long messages: each row is assumed to run as many iterations as before, each longer in proportion to the message size,
+within the row's time budget. While a block runs, its measured pace gradually replaces its prediction.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 SHORT_BYTES = 32 * 1024  # iterations of at most this message size are so short that medians become precise early
 LONG_BYTES = 2**20  # iterations of at least this message size show the time per byte
-# Iterations of more than this multiple of the rows' geometric mean are slow because of latency.
+# Iterations longer than MOST_ABOVE_MEAN times the geometric mean of all rows are assumed slow because of latency.
 # Only an iteration's time up to MOST_ABOVE_MEAN times the mean is scaled with the message size.
 MOST_ABOVE_MEAN = 2.5
-# With starts, resets, checks and warm-up, a block takes up to this many times as long as its timed iterations.
-# A larger ratio was measured on short iterations, and does not hold for longer messages.
+# With starts, resets, checks and warm-up, a block takes up to MOST_OVERHEAD times as long as its timed iterations.
+# A ratio above MOST_OVERHEAD was measured on short iterations, and does not hold for longer messages.
 MOST_OVERHEAD = 2.5
 LONGER_PER_SHORT = 1.2  # a first guess: the time of a row of longer messages, divided by that of short messages
 TRUSTED_SHARE = 1 / 3  # once this share of a block has run, its measured pace alone predicts the rest of the block
@@ -40,7 +40,7 @@ class Iterations(NamedTuple):
 
 
 class RowLimits(NamedTuple):
-    """The bounds of a row's timing: the least number of iterations, and the seconds after which no more begin."""
+    """The bounds of a row's timing: the fewest iterations, and the seconds after which no further iteration begins."""
 
     iterations: int
     budget_s: float
@@ -50,7 +50,7 @@ NO_LIMITS = RowLimits(1, math.inf)
 
 
 class LongBlock(NamedTuple):
-    """Rows of one long message size, timed together: the size, the seconds of all, and each row's iterations."""
+    """Rows of one long message size, timed together: the size, the rows' total time, and each row's iterations."""
 
     nbytes: int
     seconds: float
@@ -71,7 +71,7 @@ class LongBlock(NamedTuple):
 
 
 class TimeLeft:
-    """The estimated time until all blocks are measured; blocks are measured in the given order.
+    """The estimated time until all blocks (rows that are timed together) are measured, in the given order.
 
     Args:
         blocks: all blocks to measure.
@@ -104,7 +104,7 @@ class TimeLeft:
             self._first = self._get_seconds(), self._share
 
     def end_block(self, rows: Sequence[Iterations] = ()) -> None:
-        """Note that the current block is measured, and that the next one begins; `rows` are its timed iterations."""
+        """End the current block, whose timed iterations are `rows`, and begin the next one."""
         now_s, block = self._get_seconds(), self._blocks[self._ended]
         if block.nbytes >= LONG_BYTES and any(row.seconds > 0 for row in rows):
             timed = [row for row in rows if row.seconds > 0]
@@ -146,7 +146,10 @@ class TimeLeft:
         return block.rows * (self._estimate_row(block.nbytes <= SHORT_BYTES) + self._byte_s * block.nbytes)
 
     def _estimate_row(self, is_short: bool) -> float:
-        """Return the seconds of a row, without those that depend on the bytes; for short messages if `is_short`."""
+        """Return the estimated seconds of a row, without the part that is proportional to its message size.
+
+        The estimate is for messages of at most SHORT_BYTES if `is_short`, else for longer ones.
+        """
         for known, factor in ((self._row_times_s[is_short], 1.0), (self._row_times_s[True], LONGER_PER_SHORT)):
             if known:
                 return factor * sum(known) / len(known)

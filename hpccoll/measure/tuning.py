@@ -1,8 +1,9 @@
 """Runs the measurements of `hpccoll tune`: times all candidates side by side at every message size.
 
 The candidates are all algorithms of an operation and the MPI library's own collective. As in calls without `out`,
-`all_reduce` and `reduce` are timed in place and the other operations with a separate output. Timing a candidate ends
-early if it is far slower than the best after a few iterations. A wrong result keeps a candidate out of the table.
+`all_reduce` and `reduce` are timed in place and the other operations with a separate output. The timing of a candidate
+ends early if it is far slower than the best after a few iterations. A wrong result keeps a candidate out of the tuning
+table.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpccoll.algorithms import get_algorithm
+from hpccoll.arrays import DType
 from hpccoll.measure.buffers import make_buffer_module
 from hpccoll.measure.interleaved import Contender, InterleavedBenchmark, TimingOptions, find_least_median_us
 from hpccoll.measure.session import ALL, BenchmarkConfig, BenchmarkSession, free_contenders, share_budget
@@ -20,7 +22,6 @@ from hpccoll.measure.workload import WorkloadSpec
 from hpccoll.peers import MpiEngine
 from hpccoll.plan import Operation
 from hpccoll.records import CollectiveRecord, StopReason
-from hpccoll.runtime.arrays import DType
 from hpccoll.selection.tuning_table import MPI_LIBRARY, BufferKind, CandidateTiming, TuningPoint, TuningSeries
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class PruningBenchmark(InterleavedBenchmark):
     def decide_stop(self, contender: Contender) -> StopReason | None:
         """Return the reason to stop timing an algorithm; None to go on.
 
-        The reason is BUDGET, as if the time of the algorithm were spent, if after GLANCE iterations its median is more
-        than HOPELESS times the least median.
+        After GLANCE iterations, an algorithm whose median is more than HOPELESS times the least median is stopped with
+        the reason BUDGET, as if its time were used up.
         """
         best = find_least_median_us(self.contenders)
         if len(contender.samples_us) >= GLANCE and contender.median_us > HOPELESS * best:
@@ -53,8 +54,8 @@ class PruningBenchmark(InterleavedBenchmark):
 class TuningSweep:
     """What `hpccoll tune` measures: operations, message sizes in bytes (nccl-tests' S), element types, kinds of buffer.
 
-    `nodes` is the number of nodes of the job, `seed` that of the data and turns, and `date` the current date, for the
-    table.
+    `nodes` is the number of nodes of the job. `seed` determines the data and the order of turns. `date` is the current
+    date, which is written to the tuning table.
     """
 
     operations: tuple[Operation, ...]
@@ -66,7 +67,7 @@ class TuningSweep:
     date: str
 
     def make_configs(self, buffer: BufferKind) -> list[BenchmarkConfig]:
-        """Return what is measured on one kind of buffer, a configuration per element type and in or out of place.
+        """Return the benchmarks on one kind of buffer: a configuration per element type and value of `in_place`.
 
         Barriers, which have no data, are timed with the first kind of buffer only.
         """
@@ -87,16 +88,17 @@ class TuningSweep:
 
 
 class TuningSession(BenchmarkSession):
-    """Times all algorithms on one kind of buffer, for a tuning table; `found` has the times so far.
+    """Times all algorithms on one kind of buffer, for a tuning table; `measured` has the times so far.
 
-    The times of a message size are appended to `found` when it is complete, without those of wrong results.
+    When all algorithms of a message size have been timed, the times of those with right results are appended to
+    `measured`.
     """
 
-    found: tuple[TuningSeries, ...] = ()
+    measured: tuple[TuningSeries, ...] = ()
     date = ""
 
     def run_candidates(self) -> Iterator[CollectiveRecord]:
-        """Time all algorithms; yield the record of each as soon as its timing ends, and extend `found`. Collective."""
+        """Time all algorithms; yield the record of each as soon as its timing ends; extend `measured`. Collective."""
         for task in self.tasks:
             workload, ready = self._prepare(task, self.peers, self.list_algorithms(task))
             records = []
@@ -104,13 +106,17 @@ class TuningSession(BenchmarkSession):
                 records.append(self._make_record(task, contender))
                 yield records[-1]
             free_contenders(ready)
-            self.found += (self._make_series(task, records),)
+            self.measured += (self._make_series(task, records),)
 
     def list_algorithms(self, task: WorkloadSpec) -> list[str]:
-        """Return the names of all algorithms that can run the call on this kind of buffer and number of nodes."""
+        """Return the names of hpccoll's algorithms that can run the call on the session's kind of buffer and nodes."""
         known = [get_algorithm(task.operation, name) for name in super().list_algorithms(task)]
         host, alone = self.config.buffer != BufferKind.CUDA, self.config.nodes == 1
-        return [each.name for each in known if not each.uses_shared_memory or (host and (alone or each.is_two_level))]
+        return [
+            algorithm.name
+            for algorithm in known
+            if not algorithm.uses_shared_memory or (host and (alone or algorithm.is_two_level))
+        ]
 
     def _make_series(self, task: WorkloadSpec, records: Sequence[CollectiveRecord]) -> TuningSeries:
         """Return the times of one message size as a `TuningSeries`, without algorithms whose results were wrong."""
@@ -127,7 +133,9 @@ class TuningSession(BenchmarkSession):
 def make_tuning_sessions(
     sweep: TuningSweep, world: MPI.Intracomm, comm: Communicator, budget_s: float, row_s: float | None
 ) -> list[TuningSession]:
-    """Return one benchmark per kind of buffer, element type and in or out of place; allocates memory, measures nothing.
+    """Return a `TuningSession` per kind of buffer, element type and value of `in_place`; measures nothing.
+
+    The function allocates the buffers. Sessions without operations are left out.
 
     Collective over `world`; `comm` must contain all ranks of `world`. A benchmark case takes up to `row_s` seconds
     or, if `row_s` is None, up to an equal share of `budget_s`.

@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpccoll.measure.bandwidth import TimedOperation
+from hpccoll.arrays import ArrayModule, DType, FlatArray
+from hpccoll.measure.bandwidth import TimedOperation, compute_message_bytes
 from hpccoll.measure.data import HostArray, repeat
 from hpccoll.measure.expected_output import count_input, make_expected_output, make_own_period
 from hpccoll.plan import Operation
-from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray
+from hpccoll.records import CollectiveCase
 
 _POISON = 0xA5  # fills outputs before a call, so that the result of an earlier call cannot count as right
 IDENTICAL_RESULTS = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST)
 
 
 def list_places(operation: TimedOperation, places: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Return the values of `in_place` with which an operation is timed: `places`, or (True,) if it has no output."""
+    """Return the values of `in_place` to time for an operation: `places`, or (True,) if it has no separate output."""
     return (True,) if operation in (Operation.BROADCAST, Operation.BARRIER) else places
 
 
@@ -28,7 +29,8 @@ def list_places(operation: TimedOperation, places: tuple[bool, ...]) -> tuple[bo
 class WorkloadSpec:
     """The arguments of one benchmarked collective on rank `rank` of `ranks`.
 
-    `count` is the number of elements of the vector, or of one block in operations with a block per rank.
+    `count` is the number of elements of the vector, or of one block in operations with a block per rank. `redop` is the
+    name of the reduction, and `seed` determines the values of the input.
     """
 
     operation: Operation
@@ -41,13 +43,35 @@ class WorkloadSpec:
     ranks: int
     seed: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """The message size in bytes, nccl-tests' S."""
+        return compute_message_bytes(self.operation, self.count, self.dtype.itemsize, self.ranks)
+
+    def make_case(self, engine: str, algorithm: str | None, buffer: str, nodes: int) -> CollectiveCase:
+        """Return the fields of a record that are known before the measurement, such as operation and size."""
+        return CollectiveCase(
+            op=self.operation.value,
+            engine=engine,
+            algorithm=algorithm,
+            buffer=buffer,
+            in_place=self.in_place,
+            nbytes=self.nbytes,
+            count=self.count,
+            dtype=self.dtype.name,
+            redop=self.redop if self.operation.reduces else None,
+            root=self.root if self.operation.has_root else None,
+            ranks=self.ranks,
+            nodes=nodes,
+        )
+
 
 class Workload:
     """A benchmarked collective with its buffers on this rank, allocated by `module`, and the expected result.
 
-    `source` is the input and `result` the output, or None if the rank has none. In place, `source` is a view of
-    `result`, or `result` of `source`. Neither the input nor the expected result is held a second time, because both
-    repeat short arrays; on a device, `read_output` keeps a copy of the output in host memory.
+    `source` is the input and `result` the output, or None if the rank has none. In place, one of `source` and `result`
+    is a view of the other. No second copy of the input and no copy of the expected result is kept, because both repeat
+    short arrays; on a device, `read_output` keeps a copy of the output in host memory.
     """
 
     def __init__(self, task: WorkloadSpec, module: ArrayModule) -> None:
@@ -87,7 +111,7 @@ class Workload:
         return source, source
 
     def reset(self) -> None:
-        """Overwrite the output with a fill pattern and restore the input; wait until a GPU has done so."""
+        """Overwrite the output with a fill pattern and restore the input; wait until the GPU, if any, has finished."""
         if self.result is not None and self.result is not self.source:
             self.module.as_bytes(self.result).fill(_POISON)
         if self.source is not None and self._period is not None:
@@ -95,7 +119,7 @@ class Workload:
         self.module.synchronize()
 
     def read_output(self) -> NDArray[Any]:
-        """Return the output as a host array: a view if it is in host memory, a copy that is overwritten if it is not.
+        """Return the output as a host array: a view if it is in host memory, else a copy that the next call overwrites.
 
         A rank without output gets an empty array.
         """

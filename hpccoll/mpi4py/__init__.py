@@ -1,7 +1,7 @@
 """Unmodified mpi4py programs over hpccoll: `mpirun -n 4 python -m hpccoll.mpi4py script.py`.
 
-`from hpccoll.mpi4py import MPI` does the same for one program, and `wrap(comm)` for one communicator. Start reading in
-`communicators`, then `buffer_collectives` and `object_collectives`.
+With `from hpccoll.mpi4py import MPI`, a program's collectives run over hpccoll; with `wrap(comm)`, those of `comm`.
+Start reading in `communicators`, then `buffer_collectives` and `object_collectives`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def wrap(comm: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Import mpi4py's MPI at its first use, because this initializes MPI."""
+    """Import mpi4py's MPI at its first use, because the import initializes MPI."""
     if name == "MPI":
         from hpccoll.mpi4py.installation import load_accelerated_mpi
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-NUMPY_ARRAY, TORCH_TENSOR, CUPY_ARRAY = range(3)  # in the header of an object
+NUMPY_ARRAY, TORCH_TENSOR, CUPY_ARRAY = range(3)  # numbers of the array libraries in headers of objects
 HOST: Final = -1  # the device of a tensor in host memory
 
 
@@ -25,11 +25,12 @@ def find_library(obj: Any) -> int | None:
 def to_numpy(obj: Any, library: int) -> tuple[Any, int]:
     """Return an array as a NumPy array, and the index of its GPU (HOST for host memory).
 
-    The NumPy array shares host memory; GPU memory is copied. None replaces the array if NumPy cannot represent it.
+    The NumPy array shares host memory; GPU memory is copied. If NumPy cannot represent the array, None is returned in
+    its place.
 
     Args:
         obj: the array.
-        library: the result of `find_library` for it.
+        library: the result of `find_library` for this array.
     """
     if library == NUMPY_ARRAY:
         return obj, HOST

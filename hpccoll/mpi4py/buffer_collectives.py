@@ -1,15 +1,13 @@
 """The collectives of buffers: mpi4py's methods with an upper-case first letter, over hpccoll.
 
-A call takes one of three ways:
+The table of known calls (`CallTable`) carries out a call on plain NumPy arrays of a kind that ran before. For other
+calls, hpccoll reads the buffers (`messages.py`) and runs one of its collectives (`buffer_calls.py`). The MPI library
+carries out the first calls of each kind (`acceleration.py`), and calls for which hpccoll has no algorithm or selects
+the MPI library's algorithm (`passed_calls.py`).
 
-1. A call on plain NumPy arrays of a kind that ran before is one call of the communicator's `CallTable`.
-2. Other calls read their buffers (`messages.py`), and run as a collective of hpccoll (`buffer_calls.py`).
-3. The MPI library carries out the first calls of each kind (`acceleration.py`), and calls that hpccoll has no algorithm
-   for, or for which it selects the MPI library's (`passed_calls.py`).
-
-The way of a call depends only on properties that are equal on all ranks of a legal call: the operation, the reduction,
-the type signature and the number of bytes. Methods that hpccoll does not replace are inherited from mpi4py, and are as
-fast as in mpi4py.
+The choice between hpccoll and the MPI library depends only on properties that are equal on all ranks of a legal call:
+the operation, the reduction, the type signature and the number of bytes. Methods that hpccoll does not replace are
+inherited from mpi4py, and are as fast as in mpi4py.
 """
 
 from __future__ import annotations
@@ -18,16 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpi4py import MPI
 
-from hpccoll.communicator import Communicator
 from hpccoll.errors import UsageError
 from hpccoll.mpi4py import buffer_calls
 from hpccoll.mpi4py.acceleration import Acceleration, find_acceleration
-from hpccoll.mpi4py.configuration import AUTO, get_configuration
-from hpccoll.mpi4py.passed_calls import LOGICAL
+from hpccoll.mpi4py.configuration import AUTO, LOGICAL, SUM, get_configuration
 from hpccoll.mpi4py.watched_calls import find_method
 from hpccoll.plan import Operation
-from hpccoll.runtime.arguments import SUM
-from hpccoll.runtime.progress import POLLED_TAG
+from hpccoll.runtime.backoff import POLLED_TAG
 
 # Looking up a member of an Enum, or a name in a module, takes longer than looking up a global name.
 _ALL_REDUCE: Final = Operation.ALL_REDUCE
@@ -60,8 +55,11 @@ _ANY_SOURCE: Final = MPI.ANY_SOURCE
 _NAMES: Final = ("sum", "prod", "min", "max", "band", "bor", "bxor", *LOGICAL)
 _ALL_OPS: Final = [op for op in vars(MPI).values() if isinstance(op, MPI.Op)]
 _BY_HANDLE: Final = {getattr(MPI, name.upper()).handle: name for name in _NAMES}
-_BY_ID: Final = {id(op): _BY_HANDLE.get(op.handle) for op in _ALL_OPS}  # None for MPI's other reductions
-MOST_OPS: Final = 1000  # whose names are kept, because a look-up by the handle takes longer
+_BY_ID: Final = {id(op): _BY_HANDLE.get(op.handle) for op in _ALL_OPS}  # name by id of op; None: not in _NAMES
+MOST_OPS: Final = 1000  # most ops whose names are kept by id, because a look-up by the handle takes longer
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
 
 if TYPE_CHECKING:  # the classes that inherit from `BufferCollectives` inherit from MPI.Intracomm, too
     _Intracomm = MPI.Intracomm
@@ -70,7 +68,7 @@ else:
 
 
 def find_reduction(op: Any) -> str | None:
-    """Return the name, such as `sum` or `land`, of an MPI.Op; None for reductions not in hpccoll or LOGICAL."""
+    """Return the name of an MPI.Op, such as `sum` or `land`; None for MAXLOC, user-defined reductions and others."""
     if not isinstance(op, MPI.Op):
         return None
     name = _BY_HANDLE.get(op.handle)
@@ -81,7 +79,7 @@ def find_reduction(op: Any) -> str | None:
 
 
 def _miss(*_: Any) -> Any:
-    """Return NotImplemented for any call; it stands for the `CallTable` of a communicator that has none yet."""
+    """Return NotImplemented, as a `CallTable` does for an unknown call; used by communicators without a table."""
     return NotImplemented
 
 
@@ -94,13 +92,13 @@ class BufferCollectives(_Intracomm):
 
     _state: Acceleration | None = None
     _own_rank = -1
-    _run_in_table: Any = staticmethod(_miss)  # that of the hpccoll communicator, once there is one
+    _run_in_table: Any = staticmethod(_miss)  # calls the hpccoll communicator's `CallTable`, once there is one
 
     def Barrier(self) -> None:
         """Wait until all ranks have called `Barrier`. Collective.
 
-        MPI makes progress before and after, as in its own barrier, because programs expect that the first test after a
-        barrier finds a message, or the end of an access to a window, that came before the barrier.
+        MPI makes progress before and after the barrier, as in MPI_Barrier. Programs expect that the first test after a
+        barrier finds messages that arrived, and accesses to a window that ended, before the barrier.
         """
         _PLAIN_IPROBE(self, _ANY_SOURCE, POLLED_TAG)
         if self._run_in_table(_BARRIER, None, None, SUM, 0, AUTO, None) is NotImplemented and not buffer_calls.barrier(
@@ -198,7 +196,7 @@ class BufferCollectives(_Intracomm):
             _PLAIN_SCAN(self, sendbuf, recvbuf, op)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
-        """Reduce the `sendbuf` of the ranks before this one by `op` into `recvbuf`; rank 0 gets none. Collective."""
+        """Reduce the `sendbuf` of the ranks before this one by `op` into `recvbuf`, except on rank 0. Collective."""
         if not self._run_scan(_EXSCAN, sendbuf, recvbuf, op):
             _PLAIN_EXSCAN(self, sendbuf, recvbuf, op)
 
@@ -238,7 +236,7 @@ class BufferCollectives(_Intracomm):
         if get_configuration().choices:
             self._run_in_table = _miss
         else:
-            self._run_in_table, self._own_rank = communicator._run_in_table, state.rank
+            self._run_in_table, self._own_rank = communicator._table.run, state.rank
         return communicator
 
     def _forget(self) -> None:

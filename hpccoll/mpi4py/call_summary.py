@@ -1,7 +1,8 @@
 """With HPCCOLL_SUMMARY=1, counts the collectives of a program and prints a table of them when it ends.
 
-The table has one row per operation and size class: calls, time, the share of the calls that hpccoll carried out, and
-why the MPI library carried out the others. Rank 0 prints its own calls. Without the variable, nothing is counted.
+The table has one row per method and size class, with the number of calls, their time, the share of calls that hpccoll
+carried out, and the reasons why the MPI library carried out the other calls. Rank 0 prints its own calls. Without
+HPCCOLL_SUMMARY, nothing is counted.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _CLASSES: Final = ((KiB, "< 1 KiB"), (64 * KiB, "< 64 KiB"), (MiB, "< 1 MiB"), (
 
 @dataclass(slots=True)
 class OperationCalls:
-    """How many calls of one mpi4py method, with messages of one size class, this rank made, and their time.
+    """The number and total time of this rank's calls of one mpi4py method, with messages of one size class.
 
-    `over_hpccoll` counts those that hpccoll carried out; `reasons` counts the others by the reason why MPI carried them
-    out.
+    `over_hpccoll` counts the calls that hpccoll carried out; `reasons` counts the other calls by the reason why MPI
+    carried them out.
     """
 
     calls: int = 0
@@ -46,9 +47,9 @@ class OperationCalls:
 
 @cache
 def get_summary() -> dict[tuple[str, int], OperationCalls]:
-    """Return this process's counts of calls, by the name of the method and the index of the size class.
+    """Return this process's counts of calls, as a dict with keys of a method's name and a size class's index.
 
-    The first call on rank 0 makes the process print them at its exit.
+    The first call of `get_summary` on rank 0 makes the process print the counts at its exit.
     """
     calls: dict[tuple[str, int], OperationCalls] = {}
     if MPI.COMM_WORLD.Get_rank() == 0:
@@ -120,7 +121,7 @@ def _explain(comm: Any, name: str) -> str:
 
 
 def _find_class(name: str, arguments: list[Any]) -> int:
-    """Return the index in _CLASSES of a call's size class: by the largest buffer, or array, among its arguments.
+    """Return the index in _CLASSES of a call's size class, which the largest buffer or array argument determines.
 
     `name` is the method's name, and `arguments` are its positional and keyword arguments.
     """
@@ -135,7 +136,7 @@ def _find_class(name: str, arguments: list[Any]) -> int:
 
 
 def print_summary(calls: dict[tuple[str, int], OperationCalls]) -> None:
-    """Print the counts of `get_summary` on standard error, the methods that took the longest first."""
+    """Print the counts of `get_summary` on standard error, the rows with the longest times first."""
     rows = [("collective", "size", "calls", "time (ms)", "hpccoll", "calls left to the MPI library")]
     for (name, number), row in sorted(calls.items(), key=lambda item: -item[1].seconds)[:MOST_ROWS]:
         size = _CLASSES[number][1] if number < len(_CLASSES) else ">= 64 MiB"

@@ -21,7 +21,7 @@ else:
 
 
 class NewCommunicators(_Comm):
-    """mpi4py's methods that return new communicators; the collectives of the new ones run over hpccoll, too.
+    """mpi4py's methods that return new communicators, whose collectives run over hpccoll as well.
 
     `Dup`, `Clone` and `Idup` need no method in this class, because mpi4py's methods return an object of the class of
     `self`. `Spawn`, `Connect` and `Accept` return communicators of mpi4py, because the other job may run without
@@ -43,7 +43,7 @@ class NewCommunicators(_Comm):
         return accelerate(super().Split_type(*args, **kwargs))
 
     def Shrink(self, *args: Any, **kwargs: Any) -> Any:
-        """Create a communicator without failed processes; collective over the others, see mpi4py."""
+        """Create a communicator without failed processes; collective over the living processes, see mpi4py."""
         return accelerate(super().Shrink(*args, **kwargs))
 
     def Free(self) -> None:
@@ -63,7 +63,7 @@ class NewCommunicators(_Comm):
         super().Disconnect()
 
     def _release(self) -> None:
-        """Do nothing; classes whose communicators have an hpccoll communicator close it here before MPI frees them."""
+        """Do nothing; subclasses close their hpccoll communicator here, before MPI frees the MPI communicator."""
 
     def __reduce__(self) -> Any:
         name = _find_predefined(self)
@@ -114,7 +114,7 @@ class AcceleratedCollectives(NewIntracommunicators, ObjectsOverBuffers):
     def Agree(self, *args: Any, **kwargs: Any) -> Any:
         """Agree on an integer although processes have failed; see mpi4py. Collective.
 
-        Later collectives run over MPI, unless some have run over hpccoll before.
+        Later collectives of this communicator run over MPI, unless it already has an hpccoll communicator.
         """
         find_acceleration(self).refuse()
         return super().Agree(*args, **kwargs)
@@ -154,7 +154,7 @@ class AcceleratedIntracomm(AcceleratedCollectives, MPI.Intracomm, metaclass=Equa
 
 
 class AcceleratedCartcomm(AcceleratedCollectives, MPI.Cartcomm, metaclass=EqualToBase):
-    """A communicator of mpi4py on a grid, whose collectives run over hpccoll; those of neighbors run over MPI."""
+    """A communicator of mpi4py on a grid; neighborhood collectives run over MPI, other collectives over hpccoll."""
 
     def Sub(self, *args: Any, **kwargs: Any) -> Any:
         """Create a communicator on a subgrid of the grid; collective, see mpi4py."""
@@ -162,11 +162,11 @@ class AcceleratedCartcomm(AcceleratedCollectives, MPI.Cartcomm, metaclass=EqualT
 
 
 class AcceleratedGraphcomm(AcceleratedCollectives, MPI.Graphcomm, metaclass=EqualToBase):
-    """A communicator of mpi4py on a graph, whose collectives run over hpccoll; those of neighbors run over MPI."""
+    """A communicator of mpi4py on a graph; neighborhood collectives run over MPI, other collectives over hpccoll."""
 
 
 class AcceleratedDistgraphcomm(AcceleratedCollectives, MPI.Distgraphcomm, metaclass=EqualToBase):
-    """A communicator of mpi4py on a distributed graph; its collectives, but those of neighbors, run over hpccoll."""
+    """A communicator of mpi4py on a distributed graph; collectives except neighborhood collectives run over hpccoll."""
 
 
 class OneRankIntracomm(NewIntracommunicators, MPI.Intracomm, metaclass=EqualToBase):
@@ -182,7 +182,7 @@ class OneRankCartcomm(NewIntracommunicators, MPI.Cartcomm, metaclass=EqualToBase
 
 
 class AcceleratedIntercomm(NewCommunicators, MPI.Intercomm, metaclass=EqualToBase):
-    """An intercommunicator of mpi4py, whose collectives run over MPI; the communicators made of it are accelerated."""
+    """An intercommunicator of mpi4py; only communicators that are made from it run their collectives over hpccoll."""
 
     def Merge(self, *args: Any, **kwargs: Any) -> Any:
         """Create a communicator of the ranks of both groups; collective, see mpi4py."""
@@ -228,16 +228,16 @@ def accelerate(comm: Any) -> Any:
 
 
 def reduce_plain(comm: MPI.Intracomm) -> Any:
-    """Return what `__reduce__` would for an object of MPI.Intracomm, although mpi4py's COMM_WORLD was replaced.
+    """Return the tuple by which pickle saves an object of MPI.Intracomm, also after COMM_WORLD was replaced.
 
-    pickle calls it for communicators of mpi4py's own class.
+    pickle calls this function instead of `__reduce__` for communicators of mpi4py's own class.
     """
     name = None if isinstance(comm, NewCommunicators) else _find_predefined(comm)
     return (type(comm), (get_predefined(name),)) if name else comm.__reduce__()
 
 
 def get_predefined(name: str) -> Any:
-    """Return the attribute `name`, such as COMM_WORLD, of mpi4py.MPI; pickle calls it to restore a communicator."""
+    """Return the attribute `name`, such as COMM_WORLD, of mpi4py.MPI; called by pickle to restore a communicator."""
     return getattr(MPI, name)
 
 
@@ -247,5 +247,5 @@ def _is_constant(comm: Any) -> bool:
 
 
 def _find_predefined(comm: Any) -> str | None:
-    """Return `COMM_WORLD` or `COMM_SELF` for communicators with their handles, None for others."""
+    """Return the name "COMM_WORLD" or "COMM_SELF" if `comm` has the handle of that communicator, else None."""
     return next((name for name in _PREDEFINED if comm == getattr(MPI, name)), None)

@@ -1,4 +1,4 @@
-"""Settings of mpi4py programs: which collectives run over hpccoll, by which algorithms (variables, `configure`)."""
+"""Settings (variables and `configure`) of mpi4py programs: which collectives run over hpccoll, by which algorithms."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from functools import cache
 from typing import Final, Protocol
 from weakref import WeakSet
 
-from hpccoll.algorithms import get_algorithm
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
-from hpccoll.selection import MPI_LIBRARY
 from hpccoll.units import parse_size
 
 MODE: Final = "HPCCOLL_MPI4PY"
@@ -19,14 +17,18 @@ CHOICES: Final = "HPCCOLL_MPI4PY_ALGORITHMS"
 AFTER: Final = "HPCCOLL_MPI4PY_AFTER"
 SUMMARY: Final = "HPCCOLL_SUMMARY"
 AUTO: Final = "auto"
-# The MPI library carries out so many small calls of a kind first, because hpccoll's first call takes milliseconds.
-CALLS_BEFORE: Final = 100
+SUM: Final = "sum"  # the default reduction
+LOGICAL: Final = ("land", "lor", "lxor")  # reductions of MPI that hpccoll lacks
+# MPI carries out small calls until a kind of calls and a communicator have had so many: hpccoll's first call of a kind
+# takes 6 ms, and its first call in a process 200 ms; a later small call saves a few microseconds.
+KIND_POINTS: Final = 1_000
+COMM_POINTS: Final = 10_000
 _MODES: Final = ("off", "collectives", "all")
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmChoice:
-    """The user's choice of an algorithm for an operation, for messages of `least` bytes or more, but below `end`.
+    """The user's choice of an algorithm for an operation, for messages of `least` bytes or more, but less than `end`.
 
     If `end` is None, the messages have no upper limit.
     """
@@ -53,8 +55,9 @@ class Mpi4pyConfiguration:
     """The settings of `hpccoll.mpi4py` in this process, which must be equal on all ranks of the job.
 
     Args:
-        mode: "off", "collectives" (of buffers), or "all" (those of Python objects, too).
-        calls_before: how many small calls of a kind MPI carries out first; None for the default.
+        mode: the collectives that run over hpccoll: "off" means none, "collectives" those of buffers, and "all" those
+            of buffers and of Python objects.
+        calls_before: how many small calls of each kind MPI carries out before hpccoll does; None for the default.
         choices: the user's choices of algorithms, the latest last.
         communicators: the communicators whose cached algorithms a new choice clears.
     """
@@ -75,7 +78,7 @@ class Mpi4pyConfiguration:
         return self.mode == "all"
 
     def find_algorithm(self, operation: Operation, nbytes: int) -> str:
-        """Return the algorithm that the user has chosen last for an operation and message size; `auto` without one."""
+        """Return the name of the user's latest choice of algorithm for an operation and message size, else `auto`."""
         for choice in reversed(self.choices):
             if choice.operation is operation and choice.includes(nbytes):
                 return choice.algorithm
@@ -85,14 +88,15 @@ class Mpi4pyConfiguration:
 def configure(operation: str, algorithm: str, *, least: str | int = 0, end: str | int | None = None) -> None:
     """Choose the algorithm of later collectives of mpi4py programs, by operation and message size.
 
-    All ranks must make the same choices, between the same collectives. A later choice takes precedence over earlier
-    ones. The environment variable HPCCOLL_MPI4PY_ALGORITHMS makes choices for programs that are not modified.
+    All ranks must make the same choices, after the same number of collectives. A later choice takes precedence over
+    earlier choices. The environment variable HPCCOLL_MPI4PY_ALGORITHMS makes choices for programs that are not
+    modified.
 
     Args:
         operation: the name in hpccoll or MPI, such as `all_reduce` or `Allreduce`.
         algorithm: the name of an algorithm for this operation, `auto`, or `mpi` for the MPI library's own collective.
         least: the smallest message size in bytes that the choice covers, such as 65536 or "64K". For operations with
-            one block per rank, such as Allgather, this is the size of all blocks together.
+            one block per rank, such as Allgather, the message size is that of all blocks together.
         end: the end of the range of sizes, exclusive; None means no limit.
 
     Raises:
@@ -111,7 +115,10 @@ def configure(operation: str, algorithm: str, *, least: str | int = 0, end: str 
 
 
 def make_choice(operation: str, algorithm: str, least: str | int, end: str | int | None) -> AlgorithmChoice:
-    """Return a checked choice; the arguments and errors are those of `configure`."""
+    """Return an `AlgorithmChoice` with checked names and sizes; arguments and errors are those of `configure`."""
+    from hpccoll.algorithms import get_algorithm
+    from hpccoll.selection import MPI_LIBRARY
+
     found = Operation.from_name(operation)
     if algorithm not in (AUTO, MPI_LIBRARY):
         get_algorithm(found, algorithm)
@@ -140,16 +147,21 @@ def read_calls_before() -> int | None:
     """
     given = os.environ.get(AFTER, "")
     if given and not given.isdecimal():
-        raise UsageError(f"{AFTER}={given} is no number of calls; set 0 or more, or unset it for {CALLS_BEFORE}")
+        raise UsageError(
+            f"{AFTER}={given} is no number of calls; set 0 or more, or unset it for {KIND_POINTS} of a kind and "
+            f"{COMM_POINTS} of a communicator"
+        )
     return int(given) if given else None
 
 
 def read_choices(given: str) -> list[AlgorithmChoice]:
-    """Return the choices of the variable HPCCOLL_MPI4PY_ALGORITHMS, such as `Allreduce:64K-1M=ring,Bcast=mpi`.
+    """Return the list of choices in `given`, a value of HPCCOLL_MPI4PY_ALGORITHMS.
+
+    An example of a value is `Allreduce:64K-1M=ring,Bcast=mpi`.
 
     Raises:
         UnknownNameError: there is no such operation or algorithm.
-        UsageError: the string has another form.
+        UsageError: `given` does not have the form of the example.
     """
     choices = []
     for item in filter(None, given.split(",")):

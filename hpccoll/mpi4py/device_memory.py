@@ -1,8 +1,8 @@
 """Copies between device memory and host memory, for the buffers of CuPy and torch that mpi4py takes.
 
-The ranks of a collective may pass memory of different kinds, and no rank knows those of the others. Device memory
-therefore always goes through host memory: a copy before the call for data that is sent, and after the call for data
-that is received. A copy waits for all work that is queued on its device.
+The ranks of a collective may pass memory of different kinds, and no rank knows the kind of another rank's memory.
+Device memory therefore always goes through host memory: a copy before the call for data that is sent, and after the
+call for data that is received. A copy waits for all work on the current GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-_HOST_KINDS: Final = (1, 3)  # of DLPack: memory of the CPU, and page-locked memory
+from hpccoll.errors import UnavailableError
+
+_HOST_KINDS: Final = (1, 3)  # DLPack's device types for memory of the CPU and for page-locked memory
 
 
 class _DeviceBytes:
@@ -24,7 +26,11 @@ class _DeviceBytes:
 
 
 def find_device(buffer: Any) -> ModuleType | None:
-    """Return CuPy or torch, whichever is loaded, if a buffer is in device memory; None if it is in host memory."""
+    """Return the loaded module, cupy or else torch, that can copy a buffer in device memory; None for host memory.
+
+    Raises:
+        UnavailableError: the buffer is in device memory, and neither cupy nor a torch with CUDA is loaded.
+    """
     if isinstance(buffer, np.ndarray):
         return None
     if getattr(buffer, "__cuda_array_interface__", None) is None:
@@ -34,7 +40,12 @@ def find_device(buffer: Any) -> ModuleType | None:
     if "cupy" in sys.modules:
         return sys.modules["cupy"]
     torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_available() else None
+    if torch is None or not torch.cuda.is_available():
+        raise UnavailableError(
+            f"the buffer of type {type(buffer).__name__} is in device memory, which hpccoll copies by CuPy or torch; "
+            "import cupy (or torch with CUDA) in this program"
+        )
+    return torch
 
 
 def copy_from_device(library: ModuleType, address: int, nbytes: int) -> Any:

@@ -58,15 +58,15 @@ class _MpiLoader(Loader):
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return the new module of the other loader, or None for Python's default; called by the import system."""
+        """Return the module that the other loader creates, or None, which lets Python create the module."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load mpi4py.MPI, initialize MPI as the program's settings in `mpi4py.rc` say, and replace the constants."""
+        """Load mpi4py.MPI, initialize MPI by the settings in `mpi4py.rc`, and replace COMM_WORLD and COMM_SELF."""
         import mpi4py
 
         settings = mpi4py.rc
-        # With these settings, which are mpi4py's defaults, hpccoll initializes MPI after it has checked the launcher.
+        # With mpi4py's default settings, hpccoll itself initializes MPI, after it has checked the launcher.
         is_default = settings.initialize and settings.threads and settings.thread_level == "multiple"
         finalize = settings.finalize
         if is_default:
@@ -85,7 +85,11 @@ class _MpiLoader(Loader):
 
 
 def _replace_constants(module: ModuleType) -> None:
-    """Replace COMM_WORLD and COMM_SELF of `module`, mpi4py.MPI, unless they are replaced or HPCCOLL_MPI4PY is off."""
+    """Replace COMM_WORLD and COMM_SELF of `module`, mpi4py.MPI, unless this was done before or HPCCOLL_MPI4PY is off.
+
+    With HPCCOLL_TIMEOUT, the call also makes the hpccoll communicator of COMM_WORLD, which is collective.
+    """
+    from hpccoll.failures.time_limit import read_timeout
     from hpccoll.mpi4py.acceleration import find_acceleration
     from hpccoll.mpi4py.call_summary import count_calls, is_counting
     from hpccoll.mpi4py.communicators import (
@@ -94,7 +98,6 @@ def _replace_constants(module: ModuleType) -> None:
         list_intracommunicator_classes,
         reduce_plain,
     )
-    from hpccoll.runtime.failure_detection.watchdog import read_timeout
 
     if not get_configuration().runs_collectives or isinstance(module.COMM_WORLD, NewCommunicators):
         return

@@ -16,10 +16,11 @@ from typing import Any, Final
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll.errors import UnavailableError
 from hpccoll.mpi4py.device_memory import copy_from_device, copy_to_device, find_device
 from hpccoll.mpi4py.signatures import BYTES, find_element_type, list_basic_types, list_element_types
 
-_ELEMENT_TYPES: Final = {dtype: dtype for dtype in list_element_types()}  # both libraries send them as one basic type
+_ELEMENT_TYPES: Final = {dtype: dtype for dtype in list_element_types()}  # dtypes that hpccoll and MPI both have
 
 
 class Message:
@@ -46,7 +47,7 @@ class Message:
 
     @classmethod
     def of_array(cls, array: Any, blocks: int) -> Message:
-        """Return the message of a NumPy array without gaps, which has `blocks` blocks (0: it is one block).
+        """Return the message of a NumPy array without gaps, which has `blocks` blocks (0 for an undivided array).
 
         The element type must be in `_ELEMENT_TYPES`.
         """
@@ -56,7 +57,7 @@ class Message:
         return self
 
     def read(self, dtype: np.dtype[Any]) -> Any:
-        """Return the elements as a flat array of `dtype`; a copy if they have gaps, are not aligned, or on a device."""
+        """Return the elements as a flat array of `dtype`; a copy if they have gaps, are unaligned, or are on a GPU."""
         flat = self._view()
         if flat is None:
             flat = self._pack()
@@ -66,11 +67,12 @@ class Message:
     def open_for_writing(self, dtype: np.dtype[Any], *, keep: bool = False) -> tuple[Any, Callable[[], None] | None]:
         """Return a flat array to write to, and a function that then copies its elements to the user's memory.
 
-        The function is None if the array is the user's memory.
+        Returns None in place of the function if the array is the user's memory.
 
         Args:
             dtype: the element type of the array.
-            keep: whether the array must hold the elements of the user's memory, because not all are written.
+            keep: whether the array must first hold the elements of the user's memory, because the caller overwrites
+                only some of them.
         """
         flat = self._view()
         if flat is not None:
@@ -127,12 +129,16 @@ _BASE: Final = np.zeros(1, BYTES)  # the address to which the displacements of `
 
 
 def read_message(specification: Any, blocks: int = 0, *, writable: bool) -> Message | None:
-    """Return the memory of a buffer argument of mpi4py; None if mpi4py refuses the argument.
+    """Return a buffer argument of mpi4py as a `Message`; None if mpi4py refuses the argument.
 
     Args:
         specification: the argument, such as an array or `[x, count, MPI.DOUBLE]`.
-        blocks: the number of blocks in the buffer, of which `count` describes one; 0 if the buffer is one block.
+        blocks: the number of blocks in the buffer, one per rank; a count in `specification` is the count of one block.
+            `blocks` is 0 if the buffer has no blocks.
         writable: whether the memory must be writable.
+
+    Raises:
+        UnavailableError: the buffer is in device memory that no loaded library can copy.
     """
     if (
         type(specification) is np.ndarray
@@ -143,13 +149,16 @@ def read_message(specification: Any, blocks: int = 0, *, writable: bool) -> Mess
             return Message.of_array(specification, blocks)
         if specification.flags.f_contiguous and not (blocks and specification.size % blocks):
             return Message.of_array(specification.T, blocks)
-    with suppress(Exception):
+    try:
         return _read_specification(specification, blocks, writable=writable)
-    return None
+    except UnavailableError:
+        raise
+    except Exception:  # noqa: BLE001 - mpi4py raises its own error
+        return None
 
 
 def _read_specification(specification: Any, blocks: int, *, writable: bool) -> Message | None:
-    """Return the memory of any buffer argument of mpi4py; raise an error or return None for others.
+    """Return any buffer argument of mpi4py as a `Message`; raise an error or return None if mpi4py refuses it.
 
     The arguments are those of `read_message`.
     """
@@ -195,7 +204,7 @@ def _split_specification(specification: Any) -> tuple[Any, int | None, int, Any]
 
 
 def _find_datatype(given: Any) -> MPI.Datatype:
-    """Return the MPI datatype that `given` is, that it names (a string), or of which its elements are (a buffer)."""
+    """Return the MPI datatype `given`, or the datatype of this name, or the datatype of this buffer's elements."""
     if isinstance(given, MPI.Datatype):
         return given
     if isinstance(given, str):
@@ -216,6 +225,6 @@ def _find_format(buffer: Any) -> str:
 
 
 def _view_memory(address: int, nbytes: int) -> Any:
-    """Return `nbytes` of host memory from `address` on as a flat array of bytes, which does not keep it allocated."""
+    """Return an array of the `nbytes` bytes of host memory from `address` on; it does not keep the memory allocated."""
     memory: Any = MPI.buffer.fromaddress(address, nbytes)
     return np.frombuffer(memory, BYTES) if nbytes else np.empty(0, BYTES)

@@ -28,7 +28,8 @@ class ArrayPlace:
 def may_hold_arrays(container: Any, depth: int = 0) -> bool:
     """Whether a tuple, list or dict contains an array. Cost: 0.5 us for a small dict.
 
-    `depth` is the number of containers around it; beyond MOST_DEPTH, and in long containers, arrays are not looked for.
+    `depth` is the number of containers around this one. If it is above MOST_DEPTH, or the container has more than
+    MOST_ITEMS items, the result is false.
     """
     if len(container) > MOST_ITEMS or depth > MOST_DEPTH:
         return False
@@ -44,7 +45,8 @@ def may_hold_arrays(container: Any, depth: int = 0) -> bool:
 def take_arrays_out(obj: Any, least_bytes: int) -> tuple[Any, list[Any]]:
     """Return a copy of a container with an `ArrayPlace` for each array of at least `least_bytes`, and these arrays.
 
-    An array, a tuple, a list or a dict that occurs several times occurs as often in the result, as one object.
+    Several occurrences of one array, tuple, list or dict in the container are occurrences of one object in the result,
+    too. A container that contains itself is returned as it is, with an empty list of arrays.
     """
     replaced: dict[int, Any] = {}
     arrays: list[Any] = []

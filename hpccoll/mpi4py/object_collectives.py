@@ -1,36 +1,35 @@
 """The collectives of Python objects: mpi4py's methods with a lower-case first letter, over hpccoll.
 
 Each call exchanges one slot, a buffer of fixed size, per rank (`object_slots.py`). Objects that do not fit into their
-slots follow in a second exchange: equal arrays as a collective on their memory, other objects as bytes. All ranks that
-take part in the second exchange know of it from the headers in the slots. mpi4py itself carries out reductions by a
-function of the user, and reductions of large objects other than equal arrays.
+slots follow in a second exchange: arrays of equal type and shape as a collective on their memory, other objects as
+bytes. All ranks that take part in the second exchange know of it from the headers in the slots. mpi4py itself carries
+out reductions by a function of the user, and reductions of large objects other than arrays of equal type and shape.
 """
 
 from __future__ import annotations
 
 from operator import index
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.communicator import Communicator
 from hpccoll.mpi4py.acceleration import find_acceleration
 from hpccoll.mpi4py.array_libraries import to_library
 from hpccoll.mpi4py.buffer_collectives import BufferCollectives, find_reduction
-from hpccoll.mpi4py.configuration import AUTO, get_configuration
+from hpccoll.mpi4py.configuration import AUTO, SUM, get_configuration
 from hpccoll.mpi4py.object_slots import MARK, SLOT_OPERATIONS, ObjectSlots, count_slot_bytes
 from hpccoll.mpi4py.objects import ARRAY, HEADER_BYTES, EncodedObject, ObjectHeader, decode, make_array
 from hpccoll.mpi4py.signatures import BYTES, list_element_types
 from hpccoll.mpi4py.watched_calls import find_method
 from hpccoll.plan import Operation
-from hpccoll.runtime.arguments import SUM
-from hpccoll.runtime.arrays import DTYPES
 
-OBJECT_WORTH: Final = 10  # calls of buffers: objects may be long arrays, and their size is not known before the call
-MOST_MPI_BYTES: Final = 2**31 - 1  # of one message, by MPI libraries that lack MPI 4's large counts
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
+
+OBJECT_WORTH: Final = 10  # a call with objects counts as 10 with buffers: its size is not known before the call
+MOST_MPI_BYTES: Final = 2**31 - 1  # most bytes of a message of an MPI library without MPI 4's large counts
 _ARITHMETIC: Final = {"sum": "iufc", "prod": "iufc", "band": "iu", "bor": "iu", "bxor": "iu"}
-_SUPPORTED: Final = {dtype.numpy for dtype in DTYPES.values()}
 _PLAIN_OBJECTS: Final = {
     name: find_method(name) for name in ("bcast", "allreduce", "reduce", "allgather", "gather", "scatter", "alltoall")
 }
@@ -74,7 +73,7 @@ class ObjectsOverBuffers(BufferCollectives):
         return decode(header, data, copy=encoded is not None)
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        """Return the reduction of all ranks' `sendobj` by `op` on all ranks. Collective."""
+        """Reduce all ranks' `sendobj` by `op`, and return the result on all ranks. Collective."""
         slots = self._enter_objects("allreduce") if _is_predefined(op) else None
         if slots is not None:
             encoded = self._gather_slots(slots, "allreduce", sendobj)
@@ -88,7 +87,7 @@ class ObjectsOverBuffers(BufferCollectives):
         return _PLAIN_OBJECTS["allreduce"](self, sendobj, op)
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        """Return the reduction of all ranks' `sendobj` by `op` on the root, None on other ranks. Collective."""
+        """Reduce all ranks' `sendobj` by `op`, and return the result on the root, None on other ranks. Collective."""
         slots = self._enter_objects("reduce", root) if _is_predefined(op) else None
         if slots is not None:
             encoded = self._gather_slots(slots, "reduce", sendobj, root)
@@ -102,7 +101,7 @@ class ObjectsOverBuffers(BufferCollectives):
         return _PLAIN_OBJECTS["reduce"](self, sendobj, op, root)
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """Return the `sendobj` of all ranks on every rank, in rank order. Collective."""
+        """Return the list of the `sendobj` of all ranks on every rank, in rank order. Collective."""
         slots = self._enter_objects("allgather")
         if slots is None:
             gathered: list[Any] = _PLAIN_OBJECTS["allgather"](self, sendobj)
@@ -125,7 +124,7 @@ class ObjectsOverBuffers(BufferCollectives):
         ]
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Return the `sendobj` of all ranks on the root, in rank order; None on other ranks. Collective."""
+        """Return the list of the `sendobj` of all ranks on the root, in rank order; None on other ranks. Collective."""
         slots = self._enter_objects("gather", root)
         if slots is None:
             gathered: list[Any] | None = _PLAIN_OBJECTS["gather"](self, sendobj, root)
@@ -168,7 +167,7 @@ class ObjectsOverBuffers(BufferCollectives):
         return _receive(slots.communicator, header, root, encoded[root] if encoded else None)
 
     def alltoall(self, sendobj: Any) -> list[Any]:
-        """Send element r of the sequence `sendobj` to each rank r; return the elements for this rank. Collective."""
+        """Send element r of `sendobj` to each rank r; return the list of the elements sent to this rank. Collective."""
         slots = self._enter_objects("alltoall")
         if slots is None:
             exchanged: list[Any] = _PLAIN_OBJECTS["alltoall"](self, sendobj)
@@ -181,13 +180,16 @@ class ObjectsOverBuffers(BufferCollectives):
         return _exchange_rest(slots.communicator, slots, encoded)
 
     def _enter_objects(self, use: str, root: int = 0) -> ObjectSlots | None:
-        """Return the slots for a call of mpi4py's method `use`; None if mpi4py must carry out the call. Collective."""
+        """Return the buffers (slots) in which mpi4py's method `use` exchanges objects over hpccoll. Collective.
+
+        Returns None if mpi4py must carry out the call.
+        """
         state = self._state
         slots: ObjectSlots | None = None if state is None else state.slots.get((use, root))
         return slots or self._prepare_slots(use, root)
 
     def _prepare_slots(self, use: str, root: int) -> ObjectSlots | None:
-        """Count a call of mpi4py's method `use`; return slots for it, None if mpi4py must carry it out. Collective."""
+        """Count a call of mpi4py's method `use`; return its buffers, or None, as `_enter_objects` does. Collective."""
         if not get_configuration().runs_objects or not hasattr(root, "__index__") or not 0 <= root < self.size:
             return None
         state = self._find_state()
@@ -195,7 +197,10 @@ class ObjectsOverBuffers(BufferCollectives):
             return None
         operation = SLOT_OPERATIONS[use]
         at = index(root) if operation.has_root else 0
-        if not state.is_due((operation, SUM, BYTES, count_slot_bytes(state.size), at), OBJECT_WORTH):
+        key = use, at
+        if state.count_early(key):
+            return None
+        if not state.is_due((operation, SUM, BYTES, count_slot_bytes(state.size), at), OBJECT_WORTH, key):
             return None
         slots: ObjectSlots = next(iter(state.slots.values()), None) or ObjectSlots.make(state)
         for size in (slots, slots.other):
@@ -218,8 +223,8 @@ class ObjectsOverBuffers(BufferCollectives):
     def _gather_bytes(self, slots: ObjectSlots, own: Any, counts: list[int]) -> Any:
         """Return the bytes of all ranks, in rank order, as one array on every rank. Collective.
 
-        `own` are this rank's bytes, and `counts` the numbers of bytes of all ranks. The MPI library gathers the bytes,
-        because hpccoll's first call with new counts takes milliseconds.
+        `own` are this rank's bytes, and `counts` the numbers of bytes of all ranks. The MPI library gathers up to
+        MOST_MPI_BYTES, because hpccoll would leave the first calls with new counts to the MPI library anyway.
         """
         if sum(counts) > MOST_MPI_BYTES:
             return slots.communicator.all_gather(own, counts=counts)
@@ -230,7 +235,8 @@ class ObjectsOverBuffers(BufferCollectives):
     def _run_collective(self, operation: Operation, x: Any, out: Any, op: str = SUM, root: int = 0) -> None:
         """Run a collective on arrays with the bytes or elements of objects, over hpccoll or by MPI. Collective.
 
-        `x` is the input, and `out` the array for the result; None if it is `x`, or if this rank gets no result.
+        `x` is the input, and `out` the array for the result; `out` is None if the result overwrites `x`, or if this
+        rank gets no result.
         """
         communicator, state = self._bind_table(), find_acceleration(self)
         algorithm = state.select(operation, op, x.dtype, x.size, root)
@@ -244,7 +250,7 @@ class ObjectsOverBuffers(BufferCollectives):
     def _reduce_arrays(
         self, operation: Operation, encoded: EncodedObject, headers: list[ObjectHeader], op: str, root: int
     ) -> Any:
-        """Reduce the arrays that all ranks passed as objects; return a new array, None without a result. Collective.
+        """Reduce the arrays that all ranks passed as objects; return a new array, or None without a result. Collective.
 
         If only some of the arrays are in Fortran order, all are reduced in C order.
 
@@ -287,7 +293,7 @@ def _is_predefined(op: Any) -> bool:
 
 
 def _combine(items: list[Any], op: Any) -> Any:
-    """Return the reduction by `op` of the objects of all ranks, combined in the same pairs as mpi4py would do.
+    """Return the reduction by `op` of the objects of all ranks, combined in the same pairs as by mpi4py.
 
     `items` are the objects in rank order, and are overwritten.
     """
@@ -310,11 +316,14 @@ def _find_array_reduction(headers: list[ObjectHeader], op: Any) -> str | None:
 
     `headers` describe the objects of all ranks.
     """
+    from hpccoll.arrays import DTYPES
+
     name = find_reduction(op)
     if name is None or not _are_equal_arrays(headers):
         return None
     dtype = headers[0].dtype
-    return name if dtype.kind in _ARITHMETIC.get(name, "") and dtype in _SUPPORTED else None
+    is_supported = any(dtype == supported.numpy for supported in DTYPES.values())
+    return name if dtype.kind in _ARITHMETIC.get(name, "") and is_supported else None
 
 
 def _receive(communicator: Communicator, header: ObjectHeader, source: int, own: EncodedObject | None) -> Any:
@@ -330,9 +339,10 @@ def _receive(communicator: Communicator, header: ObjectHeader, source: int, own:
 
 
 def _exchange_rest(communicator: Communicator, slots: ObjectSlots, encoded: list[EncodedObject | None]) -> list[Any]:
-    """Return the objects for this rank in an alltoall whose slots were exchanged, after exchanging larger objects.
+    """Exchange the objects of an alltoall that did not fit into `slots`; return the list of all objects for this rank.
 
-    `encoded` are this rank's objects for all ranks, None for those that are small. Collective.
+    The ranks have exchanged the slots before this call. `encoded` has this rank's objects for all ranks, with None in
+    place of small objects. Collective.
     """
     (items, headers), rank = slots.read_all(), communicator.rank
     if items is not None and not any(item is not None and item.nbytes > slots.inline_bytes for item in encoded):

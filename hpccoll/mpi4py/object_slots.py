@@ -1,33 +1,36 @@
 """The slots of a communicator, one per rank, which the collectives of objects exchange first (see `objects.py`).
 
-Slots have one of two sizes. On 2 ranks, an all_gather of small slots (256 bytes) takes 0.9 us, and one of large slots
-(4,160 bytes) 3.6 us. A call uses small slots if all objects of the previous call of this method and root were small,
-which all ranks know. If a call with small slots has larger objects, these need a second exchange. `alltoall`, and
-`gather` by the MPI library, always use large slots, because a rank does not see other ranks' objects there.
+Slots have one of two sizes. On 2 ranks, an all_gather of small slots (256 bytes) takes 0.9 us, and an all_gather of
+large slots (4,160 bytes) takes 3.6 us. A call uses small slots if all objects were small in the previous call of the
+same method and root; all ranks know this. If a call with small slots has larger objects, these need a second exchange.
+`alltoall`, and `gather` by the MPI library, always use large slots, because a rank does not see all objects of these
+calls.
 """
 
 from __future__ import annotations
 
 from operator import index
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.communicator import Communicator
 from hpccoll.errors import UsageError
 from hpccoll.mpi4py.acceleration import Acceleration
+from hpccoll.mpi4py.configuration import SUM
 from hpccoll.mpi4py.objects import HEADER_BYTES, EncodedObject, ObjectHeader, decode, encode
 from hpccoll.mpi4py.signatures import BYTES
 from hpccoll.native import SmallObjects
 from hpccoll.plan import Operation
-from hpccoll.runtime.arguments import SUM
+
+if TYPE_CHECKING:
+    from hpccoll.communicator import Communicator
 
 MOST_INLINE_BYTES: Final = 4096  # of an object in a slot
-SLOTS_BYTES: Final = 2**18  # of the slots of all ranks, if there are many
+SLOTS_BYTES: Final = 2**18  # bytes of the slots of all ranks, if there are many ranks
 LEAST_INLINE_BYTES: Final = 256
 MARK: Final = HEADER_BYTES - 1  # the byte of a header that says whether the items for all ranks are small
-SMALL_BYTES: Final = 192  # of an object in a small slot; a header and 192 bytes are four cache lines
+SMALL_BYTES: Final = 192  # most bytes of an object in a small slot; with the header, four cache lines
 SLOT_OPERATIONS: Final = {  # the collectives on slots that carry out the collectives of objects
     "allreduce": Operation.ALL_GATHER,
     "reduce": Operation.ALL_GATHER,
@@ -51,11 +54,12 @@ class ObjectSlots:
         other: the slots of the other size, if they exist already.
 
     Attributes:
-        own, all, sent: this rank's slot; one slot per rank, for received or scattered objects; those that an alltoall
-            sends.
-        inline_bytes: the bytes of the largest object that fits into a slot.
-        calls: the prepared collectives on slots, by mpi4py's method and root: operation, root and algorithm; the
-            algorithm None stands for the MPI library's collective.
+        own: this rank's slot.
+        all: one slot per rank, for received or scattered objects.
+        sent: one slot per rank, for the objects that an alltoall sends.
+        inline_bytes: the size in bytes of the largest object that fits into a slot.
+        calls: a dict from mpi4py's method and root to the operation, root and algorithm of the collective that
+            exchanges the slots; the algorithm None stands for the MPI library's collective.
         small: writes and reads objects of at most `SMALL_BYTES`.
     """
 
@@ -70,12 +74,12 @@ class ObjectSlots:
         self.own_view, self.all_view = self.own.data, flat.data
         self._none: list[EncodedObject | None] = [None] * self.ranks
         self.calls: dict[tuple[str, int], tuple[Operation, int, str | None]] = {}
-        self._run_in_table: Any = self.communicator._run_in_table
+        self._run_in_table: Any = self.communicator._table.run
         self.small = SmallObjects(self.nbytes, SMALL_BYTES, MPI.pickle)
 
     @classmethod
     def make(cls, state: Acceleration) -> ObjectSlots:
-        """Return large slots for the communicator of `state`; their attribute `other` has the small slots."""
+        """Return the large slots (buffers) of a communicator; their attribute `other` has the small slots."""
         large = cls(state, count_slot_bytes(state.size), are_small=False)
         large.other = cls(state, HEADER_BYTES + SMALL_BYTES, are_small=True, other=large)
         return large
@@ -89,26 +93,26 @@ class ObjectSlots:
         return communicator
 
     def prepare(self, use: str, root: int) -> None:
-        """Select the algorithm by which `run` exchanges slots for mpi4py's method `use`, such as `gather`."""
+        """Select the algorithm by which `run` exchanges one buffer (slot) per rank for mpi4py's method named `use`."""
         operation = SLOT_OPERATIONS[use]
         at = index(root) if operation.has_root else 0
         self.calls[use, root] = operation, at, self.state.select_now(operation, SUM, BYTES, self.nbytes, at)
 
     def leave(self, use: str, root: int, *, are_small: bool) -> None:
-        """Let the next call of mpi4py's method `use` with this root exchange small slots if `are_small`, else large.
+        """Let the next call of the method of mpi4py named `use`, with this `root`, exchange small or large slots.
 
-        `are_small` is whether all objects of this call were small; all ranks must pass the same.
+        `are_small` is whether all objects of this call were small; all ranks must pass the same value.
         """
         if are_small is not self.are_small and self.other is not None:
             self.state.slots[use, root] = self.other
 
     def run(self, use: str, x: Any, out: Any, root: int = 0) -> bool:
-        """Exchange slots by hpccoll; return False if the caller must do so by the MPI library. Collective.
+        """Exchange slots (buffers, one per rank) by hpccoll; return False if the caller must use MPI. Collective.
 
         Args:
             use: mpi4py's method, such as `gather`, for which `prepare` was called.
             x: the slots that this rank sends; None on ranks without input.
-            out: the slots for the result; None if it is `x`.
+            out: the slots for the result; None if the result overwrites `x`.
         """
         operation, root, algorithm = self.calls[use, root]
         if algorithm is None:
@@ -119,7 +123,7 @@ class ObjectSlots:
         return True
 
     def write(self, obj: Any) -> EncodedObject | None:
-        """Write `obj` into this rank's slot; return the encoded object, None if it is small (at most SMALL_BYTES)."""
+        """Write `obj` into this rank's buffer; return it encoded, or None if it has at most SMALL_BYTES bytes."""
         if self.small.write(self.own_view, 0, obj):
             return None
         encoded = encode(obj)
@@ -127,7 +131,7 @@ class ObjectSlots:
         return encoded
 
     def write_items(self, items: Any, slots: memoryview) -> list[EncodedObject | None]:
-        """Write one object for each rank into `slots`; return the encoded objects, None for each small one.
+        """Write one object for each rank into the buffers `slots`; return the encoded objects, None for each small one.
 
         `items` is a sequence of one object for each rank; None sends None to every rank.
 
@@ -148,9 +152,10 @@ class ObjectSlots:
         return encoded
 
     def read_all(self) -> tuple[list[Any] | None, list[ObjectHeader]]:
-        """Return the objects in the slots of all ranks, and the headers that describe them.
+        """Return the objects in the buffers (slots) of all ranks, and the headers that describe them.
 
-        The first is None if an object does not fit into its slot; the second is empty if all objects are small.
+        Instead of the objects, None is returned if an object does not fit into its slot. The list of headers is empty
+        if all objects are small.
         """
         items = self.small.read_all(self.all_view)
         if items is not NotImplemented:
@@ -163,11 +168,11 @@ class ObjectSlots:
         return bool(header.nbytes <= self.inline_bytes)
 
     def decode(self, header: ObjectHeader, rank: int) -> Any:
-        """Return the object that `header` describes from the slot of `rank`."""
+        """Return the object that `header` describes, from the slot of `rank`."""
         return decode(header, self.all_view, rank * self.nbytes + HEADER_BYTES)
 
     def _decode_all(self, headers: list[ObjectHeader]) -> list[Any] | None:
-        """Return the objects in the slots of all ranks, which `headers` describe; None if one does not fit."""
+        """Return the objects in all ranks' buffers, which `headers` describe; None if an object is too large."""
         for header in headers:
             if header.nbytes > self.inline_bytes:
                 return None
@@ -178,5 +183,5 @@ class ObjectSlots:
 
 
 def count_slot_bytes(ranks: int) -> int:
-    """Return the bytes of a large slot, with the header, on a communicator of `ranks` ranks."""
+    """Return the size of a large slot (a buffer for one object and its header) on a communicator of `ranks` ranks."""
     return HEADER_BYTES + max(LEAST_INLINE_BYTES, min(MOST_INLINE_BYTES, SLOTS_BYTES // ranks // 64 * 64))

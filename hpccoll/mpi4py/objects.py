@@ -1,6 +1,6 @@
 """Python objects as headers and bytes: arrays as they lie in memory, numbers in eight bytes, other objects pickled.
 
-Native code (`SmallObjects`) writes and reads numbers, and small tuples, lists and dicts, in the same format.
+The C extension (`SmallObjects`) writes and reads numbers, and small tuples, lists and dicts, in the same format.
 
 A collective of objects first exchanges one slot per rank, all of one size: a header of 64 bytes, then the object's
 bytes if they fit. The header describes the object, so ranks may pass objects of different types and sizes, and objects
@@ -22,13 +22,13 @@ from mpi4py import MPI
 from hpccoll.mpi4py.array_libraries import find_library, to_library, to_numpy
 from hpccoll.mpi4py.nested_arrays import CONTAINERS, LEAVES, may_hold_arrays, put_arrays_back, take_arrays_out
 
-# The encodings of objects in a header; native code (`SmallObjects`) writes FLOAT, INTEGER and SMALL_PICKLE.
+# The encodings of objects in a header; the C extension (`SmallObjects`) writes FLOAT, INTEGER and SMALL_PICKLE.
 PICKLE, ARRAY, SCALAR, FLOAT, INTEGER, NESTED, SMALL_PICKLE = range(7)
-FIELDS: Final = struct.Struct("<BBBBhhq")  # all fields but the shape
+FIELDS: Final = struct.Struct("<BBBBhhq")  # all fields of a header but the shape
 SHAPES: Final = [struct.Struct(f"<{dims}q") for dims in range(7)]  # by number of dims
 HEADER_BYTES: Final = FIELDS.size + SHAPES[-1].size
 MOST_DIMS: Final = len(SHAPES) - 1
-ALIGNMENT: Final = 64  # of arrays in the bytes of an object
+ALIGNMENT: Final = 64  # in bytes, of arrays within the bytes of an object
 LEAST_NESTED_BYTES: Final = 512  # smaller arrays in containers are pickled
 COPIED_BYTES: Final = 4096  # pickles up to this size are copied, because bytes are unpickled faster than other buffers
 _FLOAT: Final = struct.Struct("<d")
@@ -92,7 +92,7 @@ class ObjectHeader:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """The fields that are equal for arrays that can be reduced together: kind, library, dtype, device, shape."""
+        """The tuple (kind, library, dtype number, device, shape), equal for arrays that can be reduced together."""
         return self.kind, self.library, self.number, self.device, self.shape
 
     @property
@@ -102,7 +102,7 @@ class ObjectHeader:
 
 
 def encode(obj: Any) -> EncodedObject:
-    """Return any Python object as a header and bytes, to be sent to other ranks.
+    """Return any Python object as an `EncodedObject` (a header and bytes), to be sent to other ranks.
 
     Raises:
         Exception: whatever pickling raises for an object that cannot be pickled.
@@ -119,7 +119,7 @@ def encode(obj: Any) -> EncodedObject:
 
 
 def _encode_elements(obj: Any) -> EncodedObject | None:
-    """Return an array or a NumPy number as a header and its memory; None if it must be pickled."""
+    """Return an array or a NumPy number as an `EncodedObject`; None for objects that must be pickled."""
     if isinstance(obj, np.generic):
         if obj.dtype.num not in _TYPES or type(obj) is not obj.dtype.type:
             return None
@@ -129,7 +129,7 @@ def _encode_elements(obj: Any) -> EncodedObject | None:
 
 
 def _encode_array(obj: Any, library: int) -> EncodedObject | None:
-    """Return an array as a header and its memory; None if it must be pickled."""
+    """Return an array as an `EncodedObject`, with the array's memory if possible; None if it must be pickled."""
     array, device = to_numpy(obj, library)
     if array is None or array.dtype.num not in _TYPES or not array.dtype.isnative or array.ndim > MOST_DIMS:
         return None
@@ -140,9 +140,9 @@ def _encode_array(obj: Any, library: int) -> EncodedObject | None:
 
 
 def _encode_nested(rest: Any, arrays: Sequence[Any]) -> EncodedObject | None:
-    """Return a container and the arrays that were taken out of it as one header and bytes.
+    """Return a container and the arrays that were taken out of it as one `EncodedObject`.
 
-    The result is None if there are no arrays, or one must be pickled. `rest` is the container without the arrays.
+    Returns None if there are no arrays, or if an array must be pickled. `rest` is the container without the arrays.
     """
     encoded = [_encode_array(array, find_library(array) or 0) for array in arrays]
     if not encoded or any(array is None for array in encoded) or len(encoded) >= 2**15:

@@ -1,27 +1,27 @@
-"""Calls of plain arrays that the MPI library carries out, found by one look-up in the communicator's `CallTable`.
+"""Calls on plain arrays that the MPI library carries out, found by one look-up in the communicator's `CallTable`.
 
-Without this table, each call that is passed to MPI would read its buffers in Python, which takes 2 us, to find that
-`auto` selects the MPI library's collective. The table calls MPI's function itself, without the buffers of mpi4py, which
-take 0.5 us.
+Without the `CallTable`, hpccoll would read the buffers of each call in Python, which takes 2 us, to find that `auto`
+selects the MPI library's collective. The table calls MPI's function itself, without mpi4py's buffer objects,
+which take 0.5 us to make.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import HpccollError, UsageError
-from hpccoll.mpi4py.configuration import AUTO, get_configuration
+from hpccoll.failures.time_limit import read_timeout
+from hpccoll.mpi4py.configuration import AUTO, LOGICAL, SUM, get_configuration
 from hpccoll.mpi4py.messages import Message
 from hpccoll.native import MpiCall
 from hpccoll.plan import Operation
-from hpccoll.runtime.arguments import SUM, check_call
-from hpccoll.runtime.call_cache import Arrays
+from hpccoll.runtime.arguments import check_call
+from hpccoll.runtime.call_cache import describe_arrays
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.failure_detection.watchdog import read_timeout
 from hpccoll.runtime.messages.library_call import LibraryCall, PassedForm
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
@@ -29,18 +29,18 @@ from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
 if TYPE_CHECKING:
     from hpccoll.mpi4py.buffer_collectives import BufferCollectives
 
-LOGICAL: Final = ("land", "lor", "lxor")  # reductions of MPI that hpccoll lacks
-
 
 def pass_later_calls(
     comm: BufferCollectives, operation: Operation, arrays: tuple[Any, Any], message: Message | None, op: str = SUM,
     root: int = 0,
 ) -> None:  # fmt: skip
-    """Let native code call the MPI library for later calls like this one, if it was selected for all of them. Local.
+    """Let the C extension call the MPI library for later calls like this one, if that library was selected for them.
+
+    Local.
 
     Args:
-        arrays: input and output of this call; the output is None if the input is also the output, or there is none,
-            and the input is None on ranks that have none.
+        arrays: input and output of this call. The output is None for a call in place or without output; the input is
+            None on ranks without input.
         message: the buffer by whose type and size the MPI library was selected; None if mpi4py refuses the buffer.
         op: the name of the reduction.
     """
@@ -54,28 +54,30 @@ def pass_later_calls(
         return
     communicator = comm._bind_table()
     try:
-        known = "max" if op in LOGICAL else op  # any reduction that hpccoll has
+        known = "max" if op in LOGICAL else op  # any reduction of hpccoll may stand for MPI's
         call = check_call(operation, x, out, state.rank, state.size, root, known)
     except HpccollError:  # arrays that the table would not accept
         return
     request = communicator._make_request(operation, x, out, op, root, AUTO, None)
     passed = make_passed_call(comm, communicator, call, getattr(MPI, op.upper()))
     if passed is not None:
-        Arrays.of(call, request[2], state.size).add_to(communicator._cache.blocking, request, passed)
+        sizes = describe_arrays(call, request[2], state.size)
+        communicator._cache.blocking.add(request, passed, needs_idle=False, calls_left=None, **sizes)
 
 
 def make_passed_call(
     comm: BufferCollectives, communicator: Communicator, call: CollectiveCall, op: MPI.Op
 ) -> MpiCall | None:
-    """Return native code that calls MPI's function for a collective of the user; None with HPCCOLL_TIMEOUT.
+    """Return an object of the C extension that calls MPI's function for a collective of the user.
 
-    The ranks do not compare their calls, and errors are mpi4py's.
+    Returns None with HPCCOLL_TIMEOUT, or if there are too many elements for MPI. The ranks do not compare the arguments
+    of these calls. Errors of MPI raise mpi4py's exception.
 
     Args:
         comm: the user's communicator, over which MPI runs the collective.
         communicator: the hpccoll communicator of `comm`.
         call: the arguments of the collective.
-        op: the reduction, in place of that of `call`.
+        op: the reduction, which replaces the reduction of `call`.
     """
     if read_timeout() is not None:  # `watched_calls.py` records the calls
         return None
@@ -83,7 +85,7 @@ def make_passed_call(
     library = MpiCollectives(plain, engine.progress, engine.state, lambda: False)
     form = PassedForm(get_mpi_functions(_raise_mpi_exception), MPI.Datatype.fromcode(call.dtype.numpy.char), op)
     try:
-        return LibraryCall(library, call, in_place=call.source is call.result).make_native(form)
+        return LibraryCall(library, call).make_native(form)
     except UsageError:  # too many elements
         return None
 

@@ -38,7 +38,7 @@ def list_element_types() -> list[np.dtype[Any]]:
 
 @cache
 def list_basic_types() -> dict[int, np.dtype[Any]]:
-    """Return the NumPy dtypes that hpccoll can reduce, by the handle of MPI's basic datatype, such as MPI.DOUBLE's."""
+    """Return a dict from handles of MPI's basic datatypes to NumPy dtypes, for the dtypes that hpccoll can reduce."""
     found = {}
     for name, aliases in _ALIASES.items():
         for alias in aliases.split():
@@ -49,7 +49,7 @@ def list_basic_types() -> dict[int, np.dtype[Any]]:
 
 
 def find_element_type(datatype: MPI.Datatype) -> np.dtype[Any]:
-    """Return the NumPy dtype of an MPI datatype's elements: of its only basic type, or `BYTES` if it mixes several.
+    """Return the NumPy dtype of the basic type of an MPI datatype; `BYTES` if the datatype has several basic types.
 
     All ranks of a legal call get the same result, even if they pass different datatypes. Cost: about 10 us for a
     derived type, because MPI does not know its signature.
@@ -62,7 +62,7 @@ def find_element_type(datatype: MPI.Datatype) -> np.dtype[Any]:
 
 
 def _list_element_types(datatype: MPI.Datatype) -> set[np.dtype[Any]]:
-    """Return the NumPy dtypes of all basic types in an MPI datatype; `BYTES` for types that hpccoll cannot reduce."""
+    """Return the set of NumPy dtypes of an MPI datatype's basic types, `BYTES` for those that hpccoll cannot reduce."""
     if datatype.is_predefined:
         return {list_basic_types().get(datatype.handle, BYTES)}
     integers, _, counts, parts = datatype.Get_contents()

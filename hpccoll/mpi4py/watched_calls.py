@@ -1,6 +1,6 @@
 """With HPCCOLL_TIMEOUT, records the collectives that the MPI library carries out, so that missing ranks are reported.
 
-Without HPCCOLL_TIMEOUT, the methods are mpi4py's own.
+Without HPCCOLL_TIMEOUT, the collectives that hpccoll does not replace are mpi4py's own methods.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from mpi4py import MPI
 
+from hpccoll.failures.time_limit import read_timeout
 from hpccoll.mpi4py.acceleration import find_acceleration
-from hpccoll.runtime.failure_detection.watchdog import read_timeout
 
 _STEMS: Final = """allgather allgatherv allreduce alltoall alltoallv alltoallw barrier bcast exscan gather gatherv
 neighbor_allgather neighbor_allgatherv neighbor_alltoall neighbor_alltoallv neighbor_alltoallw reduce reduce_scatter
@@ -27,7 +27,7 @@ def find_method(name: str) -> Callable[..., Any]:
 
 
 def watch_inherited_methods(classes: Iterable[type]) -> None:
-    """Let calls of the blocking collectives that communicator classes inherit from mpi4py be recorded.
+    """Wrap the blocking collectives that classes of communicators inherit from mpi4py, so that calls are recorded.
 
     Without HPCCOLL_TIMEOUT, this function does nothing.
     """
@@ -46,7 +46,7 @@ def _watch(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the method, recorded by the hpccoll communicator, which the first watched call makes. Collective."""
+        """Call the method and record the call; the first recorded call makes the hpccoll communicator. Collective."""
         state = None if self == MPI.COMM_NULL else find_acceleration(self)
         if state is not None and state.communicator is None and not state.is_refused:
             state.open()

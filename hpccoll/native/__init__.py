@@ -2,7 +2,7 @@
 
 Start reading in interpreter.h, then waits.h. The types for Python are in the files *_types.c, *_call.c, call_table.c
 and shared_buffers.c. messages.h, progress.h, node_run.h and pipeline.h are about operations in flight. compiler.py
-compiles the extension; loading.py finds out whether that has to be done.
+compiles the extension; loading.py finds out whether the extension must be compiled again.
 """
 
 from hpccoll.native.loading import require_extension
@@ -37,6 +37,7 @@ from hpccoll.native._extension import (  # noqa: E402 - the import above explain
     SmallObjects,
     StagedCall,
     StartedMessage,
+    TableMethod,
     TracedCall,
     configure_progress,
     exit_after,
@@ -76,6 +77,7 @@ __all__ = [
     "SmallObjects",
     "StagedCall",
     "StartedMessage",
+    "TableMethod",
     "TracedCall",
     "configure_progress",
     "exit_after",

@@ -157,7 +157,7 @@ class NodeBarrier(ArrivalCounter):
         """Release the barrier's shared memory."""
 
 class EntryRing:
-    """The ring of entries in a flight recorder's file, in the format of hpccoll/runtime/recorder/layout.py.
+    """The ring of entries in a flight recorder's file, in the format of hpccoll/recordings/layout.py.
 
     Args:
         memory: the writable memory of the whole file.
@@ -184,14 +184,16 @@ class EntryRing:
 class CallCounter:
     """The calls of a rank on a communicator.
 
-    `count` is the number of collectives that the rank has begun, `messages` that of messages between two ranks, and
-    `current` the call that the rank is in. If `is_lost` is set, because a rank has died, each call that ends raises the
-    error of its method `raise_loss`. The process kills itself in call number `kill_at`, if it is not 0.
+    `count` is the number of collectives that the rank has begun, `messages` that of messages between two ranks,
+    `current` the call that the rank is in, and `thread` the identifier of the thread that began this call. If `is_lost`
+    is set, because a rank has died, each call that ends raises the error of its method `raise_loss`. The process kills
+    itself in call number `kill_at`, if it is not 0.
     """
 
     count: int
     messages: int
     current: Any
+    thread: int
     is_lost: bool
     kill_at: int
 
@@ -451,6 +453,7 @@ class CallTable:
         result_count: int,
         divisor: int,
         rows: int,
+        calls_left: Any,
     ) -> bool:
         """Let `call` carry out later calls of the same kind as `example`; return False if its arrays are not plain.
 
@@ -463,6 +466,8 @@ class CallTable:
             needs_idle: whether the call must not run while operations are in flight.
             nbytes, result_nbytes, result_count: bytes of the input; bytes and elements of the result.
             divisor, rows: a divisor of the input's first dim; and its size, or -1 for any.
+            calls_left: an array of one int64, the number of calls that `call` may carry out, which each call decreases;
+                None for no limit.
         """
 
     def accept_tensors(self, tensor_type: type[Any], strided: object, /) -> None:
@@ -470,6 +475,36 @@ class CallTable:
 
     def clear(self) -> None:
         """Forget all kinds of calls."""
+
+class TableMethod:
+    """A method that runs a call in the CallTable of its object, or else calls a Python function.
+
+    Args:
+        function: a function of the object and the arguments of the call.
+        table_name: the name of the object's attribute that is the CallTable.
+        names: the names of the function's parameters after `self`.
+        roles: the meaning of each parameter: an argument of `CallTable.run`, or "none" or "false" if the table carries
+            out only calls with this value.
+        defaults: the default values of the parameters.
+        missing: the object that stands for the default value of a parameter without one.
+        positional: the number of parameters that may be given without their names.
+        fixed: the arguments of `CallTable.run` for which there is no parameter.
+    """
+
+    __qualname__: str
+
+    def __new__(
+        cls,
+        function: Callable[..., Any],
+        table_name: str,
+        names: tuple[str, ...],
+        roles: tuple[str, ...],
+        defaults: tuple[object, ...],
+        missing: object,
+        positional: int,
+        fixed: tuple[object, ...],
+    ) -> Self: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 class MpiFunctions:
     """The functions of the MPI library, which native code calls by their addresses.
@@ -784,6 +819,9 @@ class CallTrace:
     ) -> None:
         """Write the entry of a call that Python code has timed; hpccoll/profile/layout.py describes the fields."""
 
+    def write_wait(self, op: int, begin_ns: int, end_ns: int, operations: list[Any], /) -> None:
+        """Write the entries of a wait, at the call site of the previous call: one per operation that it completes."""
+
     def find_comm(self, comm: object, /) -> int:
         """Return the id of a communicator."""
 
@@ -793,7 +831,8 @@ class CallTrace:
 class TracedCall:
     """A function that writes an entry of a trace when it is called; hpccoll/profile/traced_methods.py makes them.
 
-    `arguments` maps what the entry contains to the index of a positional argument and its name as a keyword.
+    `arguments` maps what the entry contains to the index of a positional argument and its name as a keyword. `comm` is
+    the communicator of all calls; None if it is among the arguments. `after`, if given, is called with each result.
     """
 
     def __new__(
@@ -808,6 +847,8 @@ class TracedCall:
         counts_pickled: bool,
         binds: bool,
         arguments: dict[str, tuple[int, str | None]],
+        comm: object = None,
+        after: Callable[[Any], object] | None = None,
         /,
     ) -> Self: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...

@@ -1,10 +1,10 @@
-// ArrivalCounter and NodeBarrier: where the ranks of a node wait for each other.
+// ArrivalCounter and NodeBarrier: Python types with which the ranks of a node wait for each other.
 #include "objects.h"
 
 // The GIL is held for the first polls of a wait, which take a few microseconds.
 enum { POLLS_WITH_GIL = 100, POLLS_WITH_GIL_OVERSUBSCRIBED = 4 };
-static const int64_t SPIN_NS = 50000, YIELD_NS = 100000, FIRST_LIMIT_NS = 300000, LIMIT_NS = 400000;
-static const int64_t BUSY_LIMIT_NS = 10000;  // between two advances of operations in flight
+static const int64_t SPIN_NS = 50000, FIRST_LIMIT_NS = 300000, LIMIT_NS = 400000;
+static const int64_t BUSY_LIMIT_NS = 10000;  // pause between two advances of the operations in flight
 static const int64_t SETTLE_NS = 500000000;  // time for ranks that do not know of an exception to read memory
 
 static int counter_init(PyObject *self, PyObject *lines, Py_ssize_t row) {
@@ -36,7 +36,7 @@ static int ArrivalCounter_init(PyObject *self, PyObject *args, PyObject *kwargs)
     return counter_init(self, lines, row);
 }
 
-// A new counter, and one whose memory was released, is the only rank of its node.
+// A counter that is new, or whose shared memory was released, counts for a node with one rank.
 static void detach(ArrivalCounterObject *counter) {
     PyBuffer_Release(&counter->view);
     memset(&counter->alone, 0, sizeof counter->alone);
@@ -131,7 +131,8 @@ int attend_in_wait(PyObject *attend) {
 static int wait_long(NodeBarrierObject *barrier, Line *line, uint64_t count) {
     Counter *counter = &barrier->base.counter;
     bool spins = !barrier->oversubscribed && !shares_core(line_of(counter, counter->row), line);
-    int64_t spin_ns = spins ? SPIN_NS : 0, yield_ns = YIELD_NS, limit_ns = FIRST_LIMIT_NS;
+    int64_t spin_ns = spins ? SPIN_NS : 0, yield_ns = choose_yield_ns(barrier->oversubscribed);
+    int64_t limit_ns = FIRST_LIMIT_NS;
     bool is_busy = PyDict_GET_SIZE(barrier->in_flight) || PyDict_GET_SIZE(barrier->transfers);
     if (is_busy) {
         limit_ns = 0;
@@ -150,7 +151,7 @@ static int wait_long(NodeBarrierObject *barrier, Line *line, uint64_t count) {
         }
         is_busy = busy;
         spin_ns = 0;
-        yield_ns = is_busy ? BUSY_LIMIT_NS : 0;
+        yield_ns = is_busy ? BUSY_LIMIT_NS : yield_ns > limit_ns ? yield_ns - limit_ns : 0;
         limit_ns = is_busy ? BUSY_LIMIT_NS : LIMIT_NS;
     }
 }
@@ -171,10 +172,11 @@ int wait_for_ranks(NodeBarrierObject *barrier) {
 
 void settle_fence(NodeBarrierObject *barrier) {
     Counter *counter = &barrier->base.counter;
+    int64_t yield_ns = choose_yield_ns(barrier->oversubscribed);
     Py_BEGIN_ALLOW_THREADS
     for (int64_t row = 0; row < counter->ranks; row++) {
         Line *line = line_of(counter, row);
-        if (row != counter->row && !wait_until(line, counter->count, 0, YIELD_NS, SETTLE_NS)) {
+        if (row != counter->row && !wait_until(line, counter->count, 0, yield_ns, SETTLE_NS)) {
             break;
         }
     }

@@ -1,4 +1,4 @@
-// CallTable: finds what carries out a call by the call's kind, checks the arrays, and runs it.
+// CallTable: finds the native call or Python function for a call by the call's kind, checks the arrays, and runs it.
 //
 // Calls are of one kind if they agree in operation, dtype, number of elements, reduction, root, algorithm, counts, in
 // whether the user passes the output, and in whether other ranks can address the arrays' memory. The table compares
@@ -11,7 +11,7 @@
 enum { FIRST_SLOTS = 32, MOST_KINDS = 512, OBJECTS = 4 };
 enum { OPERATION, OP, ALGORITHM, COUNTS };
 
-// What calls of one kind have in common.
+// The properties that all calls of one kind share.
 typedef struct {
     PyObject *objects[OBJECTS];
     uintptr_t dtype;  // see `identify_dtype`; 0 without arrays
@@ -20,7 +20,7 @@ typedef struct {
     int32_t is_tensor, output_given, memory, out_memory;
 } Key;
 
-// Where the result of a call is.
+// The array that holds the result of a call.
 typedef enum { IN_INPUT, IN_GIVEN, IN_NEW } Target;
 
 typedef struct {
@@ -28,10 +28,11 @@ typedef struct {
     PyObject *call;         // a HostCall, or a function of the input and output arrays
     PyObject *dtype;        // keeps the dtype of the key alive
     PyObject *make_output;  // returns a new output for an input
+    PyObject *calls_left;   // an int64 array: the number of calls that `call` may still carry out; NULL: no limit
     npy_intp nbytes, result_nbytes, result_count;
     npy_intp divisor, rows;  // the input's first dim is a multiple of `divisor`, and equals `rows` unless that is -1
     Target target;
-    bool returns_none, needs_idle;  // `needs_idle`: not while operations are in flight
+    bool returns_none, needs_idle;  // `needs_idle`: no plan may be in flight
 } Kind;
 
 typedef struct {
@@ -58,12 +59,14 @@ static void clear_kind(Kind *kind) {
     }
     Py_CLEAR(kind->dtype);
     Py_CLEAR(kind->make_output);
+    Py_CLEAR(kind->calls_left);
     Py_CLEAR(kind->call);
 }
 
-// Releases a copy of `find_kind`.
+// Releases the objects of a kind that `find_kind` has copied.
 static void release_kind(Kind *kind) {
     Py_CLEAR(kind->make_output);
+    Py_CLEAR(kind->calls_left);
     Py_CLEAR(kind->call);
 }
 
@@ -162,15 +165,16 @@ static int make_room(CallTableObject *table) {
     return 0;
 }
 
-// Returns a number of a dtype. Numbers and booleans of NumPy in native byte order have their type number, because arrays
-// that were pickled have dtypes that are equal but not identical; other dtypes have their address, which is even.
+// Returns a number that identifies a dtype. For NumPy's numbers and booleans in native byte order, the result is odd
+// and follows from the type number, because arrays that were pickled have dtypes that are equal but not identical. For
+// other dtypes, the result is the address of the dtype, which is even.
 static uintptr_t identify_dtype(PyArray_Descr *dtype) {
     int number = dtype->type_num;
     bool is_number = number < NPY_OBJECT || number == NPY_HALF;
     return is_number && (dtype->byteorder == '=' || dtype->byteorder == '|') ? 2 * (uintptr_t)number + 1 : (uintptr_t)dtype;
 }
 
-// Reads a NumPy array; returns 1, or 0 unless its elements are contiguous, aligned and writable.
+// Reads a NumPy array; returns 1 if its elements are contiguous, aligned and writable, else 0.
 static int read_numpy(const CallTableObject *table, PyArrayObject *given, Array *array) {
     if (!PyArray_CHKFLAGS(given, NPY_ARRAY_CARRAY)) {
         return 0;
@@ -191,7 +195,7 @@ static int read_numpy(const CallTableObject *table, PyArrayObject *given, Array 
 // Returns whether `given.name`, or `given.name()` if `calls`, is `wanted`; -1 with an exception.
 static int has_value(PyObject *given, const char *name, bool calls, const PyObject *wanted) {
     PyObject *value = calls ? PyObject_CallMethod(given, name, NULL) : PyObject_GetAttrString(given, name);
-    Py_XDECREF(value);  // a constant, which lives on
+    Py_XDECREF(value);  // other objects still own the value, which is a constant
     return value ? value == wanted : -1;
 }
 
@@ -203,7 +207,7 @@ static long long call_for_integer(PyObject *given, const char *name) {
     return number;
 }
 
-// Reads a tensor; returns 1, 0 unless it is dense and contiguous on the CPU, or -1 with an exception.
+// Reads a tensor; returns 1 if the tensor is dense and contiguous on the CPU, 0 if not, or -1 with an exception.
 static int read_tensor(const CallTableObject *table, PyObject *given, Array *array) {
     int plain = has_value(given, "layout", false, table->strided);
     plain = plain == 1 ? has_value(given, "is_cpu", false, Py_True) : plain;
@@ -314,8 +318,17 @@ static int accepts(const Kind *kind, const Call *call) {
            call->output.count == kind->result_count && !overlap;
 }
 
-// Finds the kind of a call and copies what a run needs, because a signal handler may change the table meanwhile. Returns
-// 1, 0 if the table does not know the kind or the arrays differ, or -1 with an exception.
+// Counts a call of a kind; returns false if its `call` may not carry out any more.
+static bool count_call(const Kind *kind) {
+    if (!kind->calls_left) {
+        return true;
+    }
+    int64_t *left = PyArray_DATA((PyArrayObject *)kind->calls_left);
+    return *left > 0 && (*left)-- > 0;
+}
+
+// Finds the kind of a call, counts the call, and copies what a run needs, because a signal handler may change the table
+// meanwhile. Returns 1, 0 if the table cannot carry out the call or the arrays differ, or -1 with an exception.
 static int find_kind(const CallTableObject *table, PyObject *const *args, Py_ssize_t nargs, Call *call, Kind *kind) {
     if (nargs != 7) {
         PyErr_SetString(PyExc_TypeError, "a call has operation, x, out, op, root, algorithm and counts");
@@ -332,7 +345,9 @@ static int find_kind(const CallTableObject *table, PyObject *const *args, Py_ssi
     *kind = *found;
     kind->call = Py_NewRef(found->call);
     kind->make_output = Py_XNewRef(found->make_output);
+    kind->calls_left = Py_XNewRef(found->calls_left);
     int accepted = call->x ? accepts(kind, call) : 1;
+    accepted = accepted == 1 ? count_call(kind) : accepted;
     if (accepted != 1) {
         release_kind(kind);
     }
@@ -347,7 +362,7 @@ static PyObject *make_result(const Kind *kind, const Call *call) {
     return Py_NewRef(kind->target == IN_GIVEN ? call->out : call->x ? call->x : Py_None);
 }
 
-// Returns what the user gets from a call of a kind with a result.
+// Returns the object that the user gets from a call of a kind that has put its result into an array.
 static PyObject *get_value(const Kind *kind, const Call *call, PyObject *result) {
     return kind->returns_none ? Py_None : call->out ? call->out : result;
 }
@@ -380,7 +395,7 @@ static int run_kind(const CallTableObject *table, const Kind *kind, const Call *
     return done ? 0 : -1;
 }
 
-static PyObject *CallTable_run(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
+PyObject *run_in_table(PyObject *self, PyObject *const *args, Py_ssize_t nargs) {
     CallTableObject *table = (CallTableObject *)self;
     Call call;
     Kind kind;
@@ -435,17 +450,30 @@ static int describe_kind(CallTableObject *table, PyObject *example, Kind *kind, 
     return accepted;
 }
 
+// Whether an object is an array that can count calls.
+static bool is_counter(const CallTableObject *table, PyObject *given) {
+    if (Py_TYPE(given) != table->array_type) {
+        return false;
+    }
+    PyArrayObject *array = (PyArrayObject *)given;
+    return PyArray_DESCR(array)->type_num == NPY_INT64 && PyArray_NDIM(array) == 1 && PyArray_DIM(array, 0) == 1;
+}
+
 static PyObject *CallTable_add(PyObject *self, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"example", "call", "make_output", "in_given", "returns_none", "needs_idle", "nbytes",
-                            "result_nbytes", "result_count", "divisor", "rows", NULL};
+                            "result_nbytes", "result_count", "divisor", "rows", "calls_left", NULL};
     CallTableObject *table = (CallTableObject *)self;
-    PyObject *example, *runs, *make_output;
+    PyObject *example, *runs, *make_output, *calls_left;
     int in_given, returns_none, needs_idle;
     Kind kind = {.rows = -1};
     Call call;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOpppnnnnn", names, &PyTuple_Type, &example, &runs, &make_output,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOpppnnnnnO", names, &PyTuple_Type, &example, &runs, &make_output,
                                      &in_given, &returns_none, &needs_idle, &kind.nbytes, &kind.result_nbytes,
-                                     &kind.result_count, &kind.divisor, &kind.rows)) {
+                                     &kind.result_count, &kind.divisor, &kind.rows, &calls_left)) {
+        return NULL;
+    }
+    if (calls_left != Py_None && !is_counter(table, calls_left)) {
+        PyErr_SetString(PyExc_TypeError, "calls_left is an array of one int64");
         return NULL;
     }
     kind.target = make_output != Py_None ? IN_NEW : in_given ? IN_GIVEN : IN_INPUT;
@@ -456,6 +484,7 @@ static PyObject *CallTable_add(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     kind.call = Py_NewRef(runs);
     kind.make_output = make_output == Py_None ? NULL : Py_NewRef(make_output);
+    kind.calls_left = calls_left == Py_None ? NULL : Py_NewRef(calls_left);
     kind.returns_none = returns_none;
     kind.needs_idle = needs_idle;
     for (int i = 0; i < OBJECTS; i++) {
@@ -489,7 +518,7 @@ static PyObject *CallTable_forget(PyObject *self, PyObject *unused) {
 static Py_ssize_t CallTable_length(PyObject *self) { return ((CallTableObject *)self)->used; }
 
 static PyMethodDef CallTable_methods[] = {
-    {"run", (PyCFunction)(void (*)(void))CallTable_run, METH_FASTCALL,
+    {"run", (PyCFunction)(void (*)(void))run_in_table, METH_FASTCALL,
      "Run a call if its kind is known and its arrays are plain; return its result, or else NotImplemented."},
     {"find", (PyCFunction)(void (*)(void))CallTable_find, METH_FASTCALL,
      "Return what carries out a call, the array for its result, and the result for the user; None if `run` would not."},

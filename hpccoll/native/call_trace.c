@@ -29,6 +29,7 @@ static PyObject *CallTrace_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->sites = PyMem_Calloc((size_t)self->site_capacity, sizeof *self->sites);
     self->numbers = PyMem_Calloc((size_t)self->comm_capacity, sizeof *self->numbers);
     self->comms = PyDict_New();
+    self->nbytes_name = PyUnicode_InternFromString("nbytes");
     if (!handle_name) {
         handle_name = PyUnicode_InternFromString("handle");
     }
@@ -41,7 +42,7 @@ static PyObject *CallTrace_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     self->period_ns = period_ns;
     self->every = every;
     self->is_active = true;
-    if (self->capacity < 2 || period_ns < 1 || every < 1 || !self->comms || !self->sites || !self->numbers || !handle_name) {
+    if (self->capacity < 2 || period_ns < 1 || every < 1 || !self->comms || !self->nbytes_name || !self->sites || !self->numbers || !handle_name) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_ValueError, "a trace needs memory for two entries, a period and every of at least 1");
         }
@@ -62,6 +63,7 @@ static void CallTrace_dealloc(PyObject *object) {
     PyMem_Free(self->sites);
     PyMem_Free(self->numbers);
     Py_XDECREF(self->comms);
+    Py_XDECREF(self->nbytes_name);
     Py_XDECREF(self->describe_site);
     Py_XDECREF(self->describe_comm);
     Py_XDECREF(self->measure);
@@ -223,7 +225,7 @@ static void read_usage(int64_t *used_ns, int64_t *switches) {
     *switches = usage.ru_nvcsw;
 }
 
-// Notes how long the thread was off its core since the previous call, and whether it had blocked.
+// Notes how long the thread was off its core since the previous call, and whether the thread has blocked since then.
 void note_gap(CallTraceObject *trace, int64_t begin_ns, TraceEntry *entry) {
     int64_t gap_ns = begin_ns - trace->last_end_ns;
     entry->off_core_ns = -1;
@@ -240,7 +242,8 @@ void note_gap(CallTraceObject *trace, int64_t begin_ns, TraceEntry *entry) {
     }
 }
 
-// Ends a call from `site`. A system call reads the time on the core, so it is made only where long gaps are usual.
+// Ends a call from `site`. Reading the thread's time on a core needs a system call, so this time is read only if the
+// program usually computes for long after calls from `site`.
 void note_end(CallTraceObject *trace, int64_t end_ns, TraceSite *site) {
     trace->last_end_ns = end_ns;
     trace->last_site = site;
@@ -277,6 +280,32 @@ static PyObject *CallTrace_write(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+// write_wait(op, begin_ns, end_ns, operations): the entries of one wait, one per operation that it completes.
+static PyObject *CallTrace_write_wait(PyObject *object, PyObject *args) {
+    CallTraceObject *self = (CallTraceObject *)object;
+    int op;
+    long long begin_ns, end_ns;
+    PyObject *operations;
+    if (!PyArg_ParseTuple(args, "iLLO!", &op, &begin_ns, &end_ns, &PyList_Type, &operations)) {
+        return NULL;
+    }
+    bool is_recorded = self->is_active && is_in_trace_window(self, begin_ns);
+    for (Py_ssize_t i = 0; is_recorded && i < PyList_GET_SIZE(operations); i++) {
+        TraceEntry *entry = take_trace_entry(self);
+        if (!entry) {
+            return NULL;
+        }
+        *entry = (TraceEntry){.begin_ns = begin_ns, .end_ns = end_ns, .off_core_ns = -1, .site = self->last_site_id,
+                              .request = read_handle(PyList_GET_ITEM(operations, i)), .peer = TRACE_NOT_GIVEN,
+                              .op = (int16_t)op, .flags = (int16_t)(TRACE_COMPLETE | (i ? TRACE_MORE : 0))};
+        __atomic_store_n(&self->header[WRITTEN_WORD], self->header[WRITTEN_WORD] + 1, __ATOMIC_RELEASE);
+    }
+    if (is_recorded && PyList_GET_SIZE(operations)) {
+        note_end(self, end_ns, NULL);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *CallTrace_find_comm(PyObject *self, PyObject *comm) {
     int32_t id = find_trace_comm((CallTraceObject *)self, comm == Py_None ? NULL : comm);
     return id < 0 ? NULL : PyLong_FromLong(id);
@@ -293,6 +322,7 @@ static PyObject *CallTrace_forget(PyObject *self, PyObject *comm) {
 
 static PyMethodDef CallTrace_methods[] = {
     {"write", CallTrace_write, METH_VARARGS, "Write the entry of a call that Python code has timed."},
+    {"write_wait", CallTrace_write_wait, METH_VARARGS, "Write the entries of a wait for several operations."},
     {"find_comm", CallTrace_find_comm, METH_O, "Return the id of a communicator."},
     {"forget", CallTrace_forget, METH_O, "Forget a communicator that will be freed."},
     {NULL, NULL, 0, NULL},

@@ -9,8 +9,8 @@ typedef struct {
     int64_t begin_ns, end_ns;
     int64_t nbytes;   // -1: unknown
     int64_t request;  // handle of the request that the call starts or completes, or the source of a sendrecv
-    int64_t off_core_ns; // of the time since the previous call, not spent on a core; -1: unknown
-    int32_t number;   // of a collective among those of its communicator
+    int64_t off_core_ns; // time without a core since the previous call; -1: unknown
+    int32_t number;   // number of a collective among those of its communicator
     int32_t site, comm, peer, tag;
     int16_t op, flags;
 } TraceEntry;
@@ -19,6 +19,9 @@ enum { TRACE_COLLECTIVE = 1, TRACE_START = 2, TRACE_COMPLETE = 4, TRACE_INIT = 8
        TRACE_IN_PLACE = 64, TRACE_MORE = 128 };
 
 enum { TRACE_NOT_GIVEN = -9 };
+
+// From bit TRACE_ITEMSIZE_SHIFT on, `flags` has 1 + log2 of the bytes of an element, or 0 if they are unknown.
+enum { TRACE_ITEMSIZE_SHIFT = 8, TRACE_MOST_ITEMSIZE = 64 };
 
 // A call site: a place in a code object.
 typedef struct {
@@ -34,6 +37,7 @@ typedef struct {
     int64_t *header; // magic, layout, capacity, written, folded, start, end
     TraceEntry *entries;
     int64_t capacity, from_ns, to_ns, period_ns, every;
+    PyObject *nbytes_name;
     PyObject *describe_site, *describe_comm, *measure, *fold;
     PyObject *comms; // identity of a communicator: its id
     int32_t *numbers; // by id
@@ -44,7 +48,7 @@ typedef struct {
     unsigned long busy_thread;
     int64_t pickled_bytes;
     int last_site_id; // of the previous call
-    int64_t last_end_ns, used_ns, switches; // of the thread at the end of the previous call
+    int64_t last_end_ns, used_ns, switches; // values of the thread's counters at the end of the previous call
     bool is_usage_known, is_active;
 } CallTraceObject;
 

@@ -54,7 +54,7 @@ static const char *check_move(const Instructions *program, const Instruction *st
     return NULL;
 }
 
-// Checks a claim, which stores what it has read: to memory of a rank of the node that this process maps.
+// Checks a claim, which stores the bytes that it has read: they must be in shared memory of a rank of the node.
 static const char *check_claim(const Instructions *program, const Instruction *step) {
     if (step->left < FIRST_SHARED || !is_inside(program, step->left, step->left_offset, step->nbytes)) {
         return "the lines to claim are in no shared memory";
@@ -87,7 +87,7 @@ static const char *check_message(const Instructions *program, const Instruction 
     }
     started[request] = step->code != WAIT;
     if (step->code == WAIT) {
-        return NULL;
+        return step->nbytes < 0 ? "a message has a negative size" : NULL;
     }
     if (step->right < 0 || step->right >= program->ranks) {
         return "there is no such rank";
@@ -121,7 +121,7 @@ static const char *check_sizes(const Instructions *program) {
     return NULL;
 }
 
-// Checks the instructions one by one; the last message must have been waited for.
+// Checks the instructions one by one; the program must wait for each message that it begins.
 static const char *check_all(const Instructions *program, int64_t *at, char *started) {
     const char *problem = NULL;
     for (; !problem && *at < program->count; ++*at) {

@@ -1,8 +1,8 @@
 """Compiles the native extension.
 
-`pip install` calls `compile_extension` by way of hatch_build.py. `python hpccoll/native/compiler.py` does the same for
-a source tree, after a change of a C file; this file therefore imports nothing of hpccoll. Any C11 compiler will do:
-$CC, cc, gcc, clang, or the wheel `ziglang`.
+`pip install` calls `compile_extension` by way of hatch_build.py. `python hpccoll/native/compiler.py` compiles the
+extension of a source tree, after a change of a C file. compiler.py imports nothing of hpccoll, because most of hpccoll
+cannot be imported without the extension. Any C11 compiler will do: $CC, cc, gcc, clang, or the wheel `ziglang`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def list_sources() -> list[Path]:
 
 
 def digest_sources() -> str:
-    """Return a hash of all C files and headers, which is compiled into the extension."""
+    """Return a hash of all C files and headers, in hexadecimal; the compiled extension contains it."""
     digest = blake2b(digest_size=8)
     for path in sorted(FOLDER.glob("*.[ch]")):
         digest.update(path.name.encode() + path.read_bytes())

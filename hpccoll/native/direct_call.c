@@ -142,7 +142,7 @@ StagedCallObject *get_staged(DirectCallObject *call) {
     return call->staged;
 }
 
-// Runs in place, or through the slots if the buffers of some rank cannot be accessed in place. The caller records it.
+// Runs in place, or through the slots if the buffers of some rank cannot be accessed in place. Records nothing.
 static int run_parts(DirectCallObject *call, char *input, char *output) {
     const DirectPart *part = &call->part;
     Location own[2];

@@ -1,5 +1,5 @@
-// How the ranks of a node enter a collective: each publishes a fingerprint of the call and where its buffers are. No
-// Python here.
+// Entries, by which the ranks of a node begin a collective: each rank publishes a fingerprint of the call and the
+// locations of its buffers. This file calls no Python.
 #ifndef HPCCOLL_ENTRY_H
 #define HPCCOLL_ENTRY_H
 

@@ -1,5 +1,5 @@
 // Arithmetic of float16 and bfloat16 arrays, with the bits of NumPy and ml_dtypes: computed in float32 and rounded to
-// nearest even. NaNs stay NaNs, with unspecified payload. No Python here.
+// nearest even. NaNs stay NaNs, with unspecified payload. This file calls no Python.
 #ifndef HPCCOLL_HALF_H
 #define HPCCOLL_HALF_H
 

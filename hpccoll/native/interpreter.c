@@ -42,7 +42,7 @@ static Outcome execute_part(const Instructions *program, const Memories *memorie
                             int64_t begin, size_t nbytes, Report *report) {
     char *left = address_of(memories, step->left) + step->left_offset + begin;
     pid_t left_process = process_of(memories, step->left);
-    if (step->code == CLAIM) {  // the check has not looked at the other operands
+    if (step->code == CLAIM) {  // a claim has no other operands
         if (!left_process) {
             claim_lines(left, nbytes);
         }

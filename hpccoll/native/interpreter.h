@@ -1,5 +1,5 @@
-// Executes the instructions of one rank on the memories that a run passes. No Python here: the tests run the check and
-// the interpreter under AddressSanitizer.
+// Executes the instructions of one rank on the memories that a run passes. This file calls no Python: the tests run the
+// check and the interpreter under AddressSanitizer.
 #ifndef HPCCOLL_INTERPRETER_H
 #define HPCCOLL_INTERPRETER_H
 
@@ -19,7 +19,7 @@ typedef enum {
     FENCE,   // `execute` stops at this and all later codes
     RECEIVE, // begins to receive `out` from rank `right`; `right_offset` is the number of the request
     SEND,    // begins to send `left` to rank `right`; `right_offset` is the number of the request
-    WAIT,    // waits for request number `right_offset`
+    WAIT,    // waits for request number `right_offset`; `nbytes` is the size of a message to receive, else 0
     ROUND,   // the flight recorder notes `nbytes`, the number of the round that begins
     CODES
 } Code;
@@ -37,10 +37,10 @@ typedef struct {
     int64_t count;
     const int64_t *limits;
     int64_t memories;
-    int64_t tile_bytes;     // of groups with a reduction; a multiple of the element size
-    int64_t bounce_offset;  // of two tiles of REMOTE_TILE_BYTES in SCRATCH; negative if no memory is of another process
-    Reducer *reducer, *divider;  // of REDUCE and DIVIDE; NULL if the program has no such instruction
-    int64_t requests, ranks;     // of a program with messages; else both 0
+    int64_t tile_bytes;     // size of the tiles of groups with a reduction; a multiple of the element size
+    int64_t bounce_offset;  // offset in SCRATCH of two tiles of remote memory; negative if all memory is this process's
+    Reducer *reducer, *divider;  // the functions of REDUCE and DIVIDE; NULL if the program has no such instruction
+    int64_t requests, ranks;     // their numbers in a program with messages; else both 0
 } Instructions;
 
 enum { REMOTE_TILE_BYTES = 256 * 1024, REMOTE_COPY_BYTES = 1024 * 1024, BYTES_PER_POLL = 16 * 1024 * 1024 };

@@ -30,7 +30,7 @@ def require_extension() -> None:
 
 
 def _is_of_sources() -> bool:
-    """Whether the compiled extension was made from the present C files, by the digest of sources that it contains.
+    """Whether the compiled extension was made from the present C files, that is, contains their hash.
 
     The extension is read as a file, because an outdated extension must not be loaded.
     """

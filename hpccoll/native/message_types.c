@@ -182,7 +182,7 @@ static MessageOutcome advance_for(MessageState *state, Report *report, int64_t s
     }
 }
 
-// Runs to the end, and lets other threads, signal handlers and operations in flight go on during the waits.
+// Advances a run to its end, and lets other threads, signal handlers and operations in flight go on during the waits.
 static MessageOutcome run_messages(MessageCallObject *call, MessageState *state) {
     Report report = {.poll = handle_signals, .until_poll = BYTES_PER_POLL};
     MessageOutcome outcome = MESSAGES_WAIT;
@@ -209,7 +209,7 @@ static MessageOutcome run_messages(MessageCallObject *call, MessageState *state)
 }
 
 // Waits after an exception until the messages that the run has begun to send are sent, for up to SETTLE_NS: the program
-// may now write to their memory, and a rank that does not know of the exception must not receive what it writes.
+// may now write to the memory of these messages, and a rank that does not know of the exception must not receive that.
 static void settle_sends(const MessageState *state) {
     Py_BEGIN_ALLOW_THREADS
     int64_t end = read_clock_ns() + SETTLE_NS;
@@ -280,7 +280,7 @@ static PyObject *MessageCall_new(PyTypeObject *type, PyObject *args, PyObject *k
     return (PyObject *)self;
 }
 
-// Notes that a run is done; the last access of the thread that has advanced it.
+// Notes that a run is done. The thread that has advanced the run does not access the run afterwards.
 static void finish(MessageRunObject *run, MessageOutcome outcome) {
     run->outcome = outcome;
     // release: pairs with `is_done`
@@ -387,7 +387,7 @@ static PyObject *MessageRun_advance(PyObject *self, PyObject *unused) {
         release_task(&run->task);
     }
     if (!is_done(&run->task)) {
-        // The thread calls no Python, and therefore none of the user's reductions.
+        // The progress thread calls no Python, so it does not advance runs with a reduction that the user has written.
         bool needs_python = run->program->reducer && run->program->reducer->reducer.combine;
         if (!run->is_added && !needs_python && run->library->is_threaded) {
             if (add_task(&run->task)) {
@@ -449,13 +449,14 @@ PyTypeObject MessageRunType = {
 
 static PyObject *configure(PyObject *module, PyObject *args) {
     (void)module;
-    static PyObject *kept;  // the thread uses the functions until the end of the process
+    static PyObject *kept;  // the progress thread uses the functions until the end of the process
     PyObject *library;
     double cores;
     if (!PyArg_ParseTuple(args, "O!d:configure_progress", &MpiFunctionsType, &library, &cores)) {
         return NULL;
     }
-    // Where every rank has a second core, the thread spins there as a blocking call does, and need not stand back.
+    // If every rank has a second core, the progress thread spins on that core as a blocking call does, and goes on
+    // while the program advances operations itself.
     ProgressTimes times = {
         .longest_ns = cores < 1 ? 3000000 : 300000,
         .spin_ns = cores < 2 ? 0 : 50000,

@@ -55,6 +55,20 @@ static int begin_step(const MessageState *state, const Instruction *step) {
                         &state->requests[step->right_offset]);
 }
 
+// Tests the request of a WAIT instruction; returns SHORT_MESSAGE if the message, of at most INT_MAX bytes, is shorter than
+// the instruction states. MPI itself refuses longer ones.
+static int test_step(const MessageState *state, const Instruction *step, int *flag) {
+    MessageStatus status;
+    int error = test_request(state->library, &state->requests[step->right_offset], flag, &status);
+    if (error || !*flag || !step->nbytes || step->nbytes > INT_MAX) {
+        return error;
+    }
+    int source;
+    int64_t nbytes;
+    error = read_status(state->library, &status, &source, &nbytes);
+    return error ? error : nbytes == step->nbytes ? 0 : SHORT_MESSAGE;
+}
+
 // Counts this rank's arrival at a fence once; returns whether all ranks have arrived.
 static bool pass_fence(MessageState *state) {
     if (!state->has_arrived) {
@@ -69,7 +83,6 @@ MessageOutcome advance_messages(MessageState *state, int64_t tiles, Report *repo
     const Instructions *program = state->program;
     while (state->position.at < program->count) {
         const Instruction *step = &program->instructions[state->position.at];
-        MessageStatus status;
         int flag = 1;
         switch (step->code) {
         case SEND:
@@ -77,7 +90,7 @@ MessageOutcome advance_messages(MessageState *state, int64_t tiles, Report *repo
             state->mpi_error = begin_step(state, step);
             break;
         case WAIT:
-            state->mpi_error = test_request(state->library, &state->requests[step->right_offset], &flag, &status);
+            state->mpi_error = test_step(state, step, &flag);
             break;
         case ROUND:
             if (state->round) {

@@ -1,4 +1,5 @@
-// Programs with messages: the functions of an MPI library, by pointers, and a run with its position. No Python here.
+// Programs with messages: pointers to the functions of an MPI library, and a run with its position. This file calls
+// no Python.
 //
 // There is no mpi.h, because one extension serves all MPI libraries: handles have 4 bytes in MPICH and 8 in Open MPI.
 #ifndef HPCCOLL_MESSAGES_H
@@ -14,7 +15,7 @@ typedef struct {
     AnyFunction *isend, *irecv, *isend_large, *irecv_large, *test, *iprobe, *get_count;
     uint64_t byte, polled;  // the handles MPI_BYTE and, for `poll_mpi`, MPI_COMM_WORLD
     int any_source, polled_tag;
-    int source_offset;  // of the rank of the sender in a status, in bytes
+    int source_offset;  // offset of the sender's rank in a status, in bytes
     bool has_pointers;  // whether handles are pointers
 } MpiLibrary;
 
@@ -34,8 +35,12 @@ int post_message(const MpiLibrary *mpi, bool sends, void *data, int64_t nbytes, 
 // Tests a request, and sets whether it is complete. Returns MPI's error number, or 0.
 int test_request(const MpiLibrary *mpi, uint64_t *request, int *flag, MessageStatus *status);
 
-// Reads the sender and the number of bytes of a received message. Returns MPI's error number, or 0.
+// Reads the sender and the number of bytes of a received message of at most INT_MAX bytes. Returns MPI's error number,
+// or 0.
 int read_status(const MpiLibrary *mpi, const MessageStatus *status, int *source, int64_t *nbytes);
+
+// The error of a received message that is shorter than the program's WAIT states. MPI's own error numbers are positive.
+enum { SHORT_MESSAGE = -1 };
 
 // A run of a program of messages.
 typedef struct {
@@ -47,7 +52,7 @@ typedef struct {
     int64_t *round;      // where rounds are noted; NULL if they are not
     uint64_t *requests;  // one word per request of the program
     Position position;   // of the next instruction
-    int mpi_error;       // the error that MPI returned, or 0
+    int mpi_error;       // the number of MPI's error, SHORT_MESSAGE, or 0
     Outcome local;       // how local work failed
     Counter *fences;     // where the node's ranks count fences; NULL if the program has none
     bool has_arrived;    // whether this rank has counted the fence at which it waits

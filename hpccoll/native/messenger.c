@@ -1,8 +1,8 @@
 // Messenger: blocking messages between two ranks on NumPy arrays: a send, a receive, or both at once.
 //
 // A message that takes long is handed over to Python, which waits for its request and meanwhile advances all operations
-// in flight. Whatever is no plain case (other arrays, ranks out of range, a closed or unusable communicator) is left to
-// Python from the start.
+// in flight. Calls that the extension cannot carry out (with other arrays, ranks out of range, or a closed or unusable
+// communicator) are left to Python from the start.
 #include "messenger.h"
 
 #include <sched.h>
@@ -226,8 +226,8 @@ void end_message(const MessengerObject *self, const Message *message) {
     }
 }
 
-// Begins both messages and waits for them. Returns the rank of the sender, -1 without a receive, or for Python what it
-// needs to finish or to explain the messages.
+// Begins both messages and waits for them. Returns the rank of the sender, or -1 without a receive. If a message has
+// not ended or has failed, returns the states with which Python waits for both messages or raises their errors.
 static PyObject *run_exchange(MessengerObject *self, Message *incoming, Message *outgoing) {
     // The receive begins first, so that the message of a rank to itself is received at once.
     if (incoming->array) {
@@ -248,7 +248,7 @@ static PyObject *run_exchange(MessengerObject *self, Message *incoming, Message 
     return Py_BuildValue("NN", describe_message(incoming), describe_message(outgoing));
 }
 
-// Whether the communicator is open and in no call or wait, as it is after an interruption.
+// Whether the communicator is open, and no interrupted call or wait on the communicator is still under way.
 static bool is_usable(const MessengerObject *self) {
     return self->is_open && (!self->calls->current || self->calls->current == Py_None);
 }

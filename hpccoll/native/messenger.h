@@ -37,11 +37,11 @@ typedef struct {
     int peer, tag, error, source;
     bool sends, is_skipped, is_pending;  // a message to or from no rank is skipped
     uint64_t request;
-    int64_t place, received;  // in words of the recorder; bytes
+    int64_t place, received;  // place of the recorder's entry, in words; number of received bytes
     MessageStatus status;
 } Message;
 
-// Reads one message of a call, whose `sends` is set. Returns whether it is a plain case.
+// Reads one message of a call, whose `sends` is set. Returns whether the extension can carry out the message.
 bool read_message(const MessengerObject *self, PyObject *array, PyObject *peer, PyObject *tag, Message *message);
 
 // Sets the description and the size of a message. Returns 1, 0 if Python has to carry it out, -1 with an exception.
@@ -56,13 +56,13 @@ void test_message(const MessengerObject *self, Message *message);
 // Tests both messages until they are complete, for up to 0.4 ms.
 void wait_for_messages(const MessengerObject *self, Message *incoming, Message *outgoing);
 
-// Whether a message needs nothing more; true if there is none.
+// Whether a message has been sent or received without error and in full size; true if there is no message.
 bool is_complete(const Message *message);
 
 // Records the end of a message, unless it is pending.
 void end_message(const MessengerObject *self, const Message *message);
 
-// Returns what Python needs to finish or to explain a message; the stub describes it.
+// Returns the state with which Python finishes a message or raises its error; _extension.pyi describes this state.
 PyObject *describe_message(const Message *message);
 
 // Begins a prepared message, and returns its handle; NULL with an exception.

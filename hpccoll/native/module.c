@@ -15,7 +15,7 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__extension(void) {
     PyTypeObject *types[] = {&ReducerType,   &MemoryTableType, &ProgramType,    &ArrivalCounterType, &NodeBarrierType,
-                             &EntryRingType, &CallCounterType, &HostCallType, &StagedCallType, &CallTableType, &MpiFunctionsType,
+                             &EntryRingType, &CallCounterType, &HostCallType, &StagedCallType, &CallTableType, &TableMethodType, &MpiFunctionsType,
                              &MpiCallType, &MessageCallType, &MessageRunType, &PeersType, &DirectCallType, &QueuedRunType, &NodeRunType,
                              &SharedBuffersType, &SegmentsType, &PipelineCallType, &PipelineRunType, &MessengerType, &StartedMessageType,
                              &SmallObjectsType, &CallTraceType, &TracedCallType};

@@ -6,7 +6,7 @@
 #include <limits.h>
 #include <sched.h>
 
-// What MPI gets as its input or output: nothing, an array of the call, or MPI_IN_PLACE.
+// The buffer that MPI gets as its input or output: none, an array of the call, or MPI_IN_PLACE.
 typedef enum { NOTHING, THE_INPUT, THE_OUTPUT, IN_PLACE, PLACES } Place;
 
 typedef struct {
@@ -56,7 +56,7 @@ static void MpiCall_dealloc(PyObject *self) {
 }
 
 // Waits until the node's ranks have entered, and compares their calls. Returns -1 with an exception if the calls differ
-// or a signal handler has raised it.
+// or a signal handler has raised an exception.
 static int compare_calls(MpiCallObject *call) {
     post_entry(&call->barrier->barrier, call->fingerprint, NULL);
     if (wait_for_ranks(call->barrier)) {
@@ -87,7 +87,8 @@ static bool test_for(const MpiLibrary *mpi, uint64_t *request, int64_t spin_ns, 
 }
 
 // Calls MPI and waits for the end; sets MPI's error number. Returns -1 with an exception of a signal handler or a time
-// limit, after up to SETTLE_NS in which MPI may still complete. If it has not, MPI accesses the arrays later.
+// limit, after up to SETTLE_NS in which MPI may still complete the operation. An operation that is not complete then
+// accesses the arrays later.
 static int call_mpi(MpiCallObject *call, void *sent, void *received, int *error) {
     const MpiLibrary *mpi = &call->library->functions;
     uint64_t request = 0;

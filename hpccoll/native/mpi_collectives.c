@@ -92,7 +92,7 @@ DEFINE_CALL(start_large_with_pointers, void *, int64_t, COMMA void **, COMMA req
 typedef int IntegerCall(const MpiCollective *, void *, void *, int32_t, int32_t, int32_t, int32_t *);
 typedef int PointerCall(const MpiCollective *, void *, void *, void *, void *, void *, void **);
 
-// By whether the counts are large, and whether the form is non-blocking.
+// The first index is whether counts have 64 bits, and the second is whether the function is non-blocking.
 static IntegerCall *const with_integers[2][2] = {{call_with_integers, start_with_integers},
                                                  {call_large_with_integers, start_large_with_integers}};
 static PointerCall *const with_pointers[2][2] = {{call_with_pointers, start_with_pointers},

@@ -1,4 +1,4 @@
-// The collectives of an MPI library, called by pointers. No Python here.
+// The collectives of an MPI library, called by pointers. This file calls no Python.
 #ifndef HPCCOLL_MPI_COLLECTIVES_H
 #define HPCCOLL_MPI_COLLECTIVES_H
 

@@ -82,7 +82,7 @@ static void begin_direct(NodeRun *run, Report *report) {
     execute_direct(run, 0, report);
 }
 
-// Publishes the entry, or looks at those of the other ranks; returns whether it did anything.
+// Publishes this rank's entry or, in later calls, reads the other ranks' entries; returns whether the run advanced.
 static bool enter(NodeRun *run, Report *report) {
     const DirectPart *direct = run->direct;
     if (!direct) {
@@ -113,7 +113,7 @@ static bool enter(NodeRun *run, Report *report) {
     return true;
 }
 
-// Does the next thing; returns whether there was one.
+// Does the next part of a run that needs no wait; returns whether there was one.
 static bool take_step(NodeRun *run, Report *report) {
     switch (run->phase) {
     case ENTERS:

@@ -1,4 +1,5 @@
-// A run in flight of a plan on one node, with its position: direct, or staged through the slots. No Python here.
+// A run in flight of a plan on one node, with its position: direct, or staged through the slots. This file calls
+// no Python.
 #ifndef HPCCOLL_NODE_RUN_H
 #define HPCCOLL_NODE_RUN_H
 
@@ -27,7 +28,7 @@ typedef struct {
     Peers *peers;
 } DirectPart;
 
-// What a run does next. In NEEDS_ADDRESSES it waits for a call of hpccoll, which holds the GIL.
+// The phase of a run. In NEEDS_ADDRESSES, the run waits for a call of hpccoll, because Python must map memory.
 typedef enum { ENTERS, NEEDS_ADDRESSES, RUNS_DIRECT, RUNS_STAGED, HAS_ENDED } Phase;
 
 typedef struct {
@@ -42,13 +43,13 @@ typedef struct {
     Outcome outcome;
 } NodeRun;
 
-// Advances until the run waits for other ranks, needs Python or has ended; returns whether it did anything.
+// Advances until the run waits for other ranks, needs Python or has ended; returns whether the run advanced.
 bool advance_node_run(NodeRun *run, Report *report);
 
 // Publishes the entry of a staged run, which has a payload or no locations.
 void post_staged(const StagedPart *staged);
 
-// The memories of a staged run that has not entered yet (`enters`), or that has.
+// Returns the memories of a staged run: before its entry if `enters` is true, after its entry if it is false.
 static inline Memories staged_memories(const StagedPart *staged, bool enters, char *input, char *output) {
     int number = staged->in_entry ? staged->barrier->entry ^ enters : staged->barrier->next_slot;
     return (Memories){staged->tables[number], NULL, input, output};

@@ -39,7 +39,7 @@ static int raise_failure(QueuedRunObject *base) {
     return object->run.outcome ? -1 : 0;
 }
 
-// A staged run has copied what the other ranks read.
+// The ranks of a staged run read copies in the slots, so only a direct run must wait for the other ranks.
 static bool is_settled(const QueuedRunObject *base) {
     const NodeRun *run = &((const NodeRunObject *)base)->run;
     return !run->has_entered || !run->direct || have_all_arrived(run->direct->barrier->counter);
@@ -86,7 +86,7 @@ static PyObject *NodeRun_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->base.raise_failure = raise_failure;
     self->base.is_settled = is_settled;
     self->base.releases_gil = program->releases_gil;
-    // The thread calls no Python, and therefore none of the user's reductions.
+    // The progress thread calls no Python, so it does not advance runs with a reduction that the user has written.
     self->base.is_for_thread = !(program->reducer && program->reducer->reducer.combine);
     return (PyObject *)self;
 }

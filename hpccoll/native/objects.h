@@ -69,11 +69,12 @@ typedef struct {
     PyObject_HEAD
     long long count, messages;
     PyObject *current;
+    unsigned long thread;  // the thread that set `current` last
     char is_lost;  // whether a rank has died, so that no call that ends from now on may return its result
     long long kill_at;  // the number of the call in which the process kills itself, for tests; 0 for none
 } CallCounterObject;
 
-// What an entry of the flight recorder says of a call.
+// The contents of the flight recorder's entry of a call.
 typedef struct {
     CallCounterObject *calls;
     EntryRingObject *ring;
@@ -96,12 +97,12 @@ typedef struct {
     uintptr_t begin, end;
     uint64_t location;    // of the beginning
     PyObject *owner;      // the communicator's symmetric buffers; NULL for memory in a file
-    PyObject *object;     // what Python knows of the buffer
+    PyObject *object;     // Python's object for the buffer
     char **bases;         // see `Location`
     bool is_freed;
 } SharedBuffer;
 
-// All such memory, in the order of the addresses.
+// All memory of this process that other ranks can address, in the order of the addresses.
 typedef struct {
     PyObject_HEAD
     SharedBuffer **buffers;
@@ -131,16 +132,16 @@ typedef struct {
     PyObject *raise_mismatch;
 } StagedCallObject;
 
-// The buffers of the node's other ranks; `map` maps the locations that `pass_entry` cannot find, and returns addresses,
-// processes, and an object that keeps the memory alive, which is `keep` until the next time.
+// The buffers of the node's other ranks. `map` is a function that maps the locations that `pass_entry` cannot find, and
+// returns addresses, processes, and an object that keeps the mapped memory alive; `keep` is the latest such object.
 typedef struct {
     PyObject_HEAD
     Peers peers;
     PyObject *map, *keep;
 } PeersObject;
 
-// A collective of one kind on one node, in place; `make_staged` returns the staged call that runs if some rank's buffers
-// do not permit that.
+// A collective of one kind on one node, in place; `make_staged` returns the staged call that runs instead if the
+// buffers of some rank cannot be accessed in place.
 typedef struct {
     HostCallObject base;
     DirectPart part;
@@ -169,7 +170,7 @@ typedef struct QueuedRunObject {
     _Atomic bool has_begun;
     // Advances without blocking and without the GIL, and returns whether it did anything; calls `finish_run` at the end.
     bool (*step)(struct QueuedRunObject *);
-    // Does what needs Python; returns 1 if it did something, 0 if nothing was to do, -1 with an exception.
+    // Does the part of the run that needs Python; returns 1, 0 if there was none to do, or -1 with an exception.
     int (*prepare)(struct QueuedRunObject *);
     // Raises the error of a run that is done; returns -1 if there is one.
     int (*raise_failure)(struct QueuedRunObject *);
@@ -191,7 +192,7 @@ extern PyMethodDef progress_functions[], exit_functions[], revocation_functions[
 extern PyTypeObject MpiFunctionsType, MpiCallType, MessageCallType, MessageRunType, PeersType, DirectCallType, QueuedRunType,
     NodeRunType, SegmentsType, PipelineCallType, PipelineRunType, MessengerType, StartedMessageType;
 extern PyTypeObject ReducerType, MemoryTableType, ProgramType, ArrivalCounterType, NodeBarrierType, EntryRingType,
-    CallCounterType, HostCallType, SharedBuffersType, StagedCallType, CallTableType, SmallObjectsType;
+    CallCounterType, HostCallType, SharedBuffersType, StagedCallType, CallTableType, TableMethodType, SmallObjectsType;
 
 enum { RECORD_WORDS = 16, DESCRIPTION_BYTES = (RECORD_WORDS - 4) * 8 };  // of an entry of the flight recorder
 
@@ -216,7 +217,7 @@ int64_t run_program(ProgramObject *program, const MemoryTableObject *table, char
 int run_to_end(ProgramObject *program, NodeBarrierObject *barrier, const MemoryTableObject *table, char *input,
                char *output, int64_t at);
 
-// Releases what an entry refers to.
+// Releases the objects to which an entry refers.
 void clear_entry(CallEntry *entry);
 
 // Records the beginning of a blocking call; returns the place of its entry in words, or -1 with an exception if the
@@ -230,7 +231,7 @@ int end_call(const CallEntry *entry, int64_t place, bool failed);
 // Whether a rank has died since a call on the communicator began; sets the exception of the call.
 bool raise_loss(CallCounterObject *calls);
 
-// Hands all messages in flight over to Python, but for those that another thread waits for. -1 with an exception.
+// Hands all messages in flight over to Python, except those that a thread waits for. Returns -1 with an exception.
 int hand_over_messages(MpiFunctionsObject *library);
 
 // Records the beginning of message `number`, described by `description`; returns the place of its entry in words.
@@ -257,11 +258,16 @@ int map_peers(PeersObject *peers);
 // Makes a run ready for `advance`; returns -1 with an exception. `previous` and `before` may be None.
 int begin_queued_run(QueuedRunObject *run, NodeBarrierObject *barrier, PyObject *previous, PyObject *before, PyObject *keep);
 
-// Notes that a run is done; the last access of the thread that advances it. No run may follow a broken one.
+// Notes that a run is done; the thread that advances the run does not access it afterwards. No run may follow a broken
+// run.
 void finish_run(QueuedRunObject *run, bool is_broken);
 
 // Runs a staged call without recording it; returns -1 with an exception.
 int run_staged_parts(StagedCallObject *call, char *input, char *output);
+
+// The function of the method `CallTable.run`: runs a call of a known kind, or returns NotImplemented. `args` are
+// operation, x, out, op, root, algorithm and counts.
+PyObject *run_in_table(PyObject *table, PyObject *const *args, Py_ssize_t nargs);
 
 // Returns the staged call that runs in place of a direct one, made once; NULL with an exception.
 StagedCallObject *get_staged(DirectCallObject *call);

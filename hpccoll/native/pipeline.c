@@ -2,7 +2,7 @@
 
 #include "node_run.h"
 
-// So many tiles of local work take about as long as one tile's message.
+// The local work on this many tiles takes about as long as the message of one tile.
 enum { TILES_PER_VISIT = 4 };
 
 int64_t count_requests(const Segments *segments) {
@@ -19,7 +19,7 @@ static void end_run(PipelineRun *run, MessageOutcome outcome) {
     run->phase = PIPELINE_ENDED;
 }
 
-// Publishes the entry, or looks at those of the other ranks; returns whether it did anything.
+// Publishes this rank's entry or, in later calls, reads the other ranks' entries; returns whether the run advanced.
 static bool enter(PipelineRun *run) {
     const PipelinePart *part = run->part;
     if (!run->has_entered) {
@@ -50,7 +50,7 @@ static bool enter(PipelineRun *run) {
     return true;
 }
 
-// Lets segments run on the addresses that the entry has found; returns whether it did.
+// Lets segments run in place once the addresses of the other ranks' buffers are known; returns whether they are.
 static bool begin_direct(PipelineRun *run) {
     const PipelinePart *part = run->part;
     if (!part->peers->are_known) {

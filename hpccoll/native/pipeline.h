@@ -1,4 +1,5 @@
-// A run in flight of a two-level collective: a pipeline of segments, of which several are in flight. No Python here.
+// A run in flight of a two-level collective: a pipeline of segments, of which several are in flight.
+// This file calls no Python.
 //
 // Each segment has a program with messages between nodes and fences between the ranks of a node. A segment in flight
 // has a slot: a counter for its fences, memory of each rank, and a tag for its messages. Segments use the slots in turn.
@@ -37,7 +38,8 @@ typedef struct {
     bool has_begun;  // whether the node's ranks have finished the previous segment in the slot
 } Lane;
 
-// What a run does next. In PIPELINE_NEEDS_ADDRESSES it waits for a call of hpccoll, which holds the GIL.
+// The phase of a run. In PIPELINE_NEEDS_ADDRESSES, the run waits until the program calls hpccoll, because Python must
+// map memory.
 typedef enum { PIPELINE_ENTERS, PIPELINE_NEEDS_ADDRESSES, PIPELINE_RUNS, PIPELINE_ENDED } PipelinePhase;
 
 typedef struct {
@@ -57,13 +59,13 @@ typedef struct {
     int mpi_error;
 } PipelineRun;
 
-// Does a little of each segment in flight without blocking; returns whether it did anything.
+// Advances each segment in flight by a few tiles, without blocking; returns whether the run advanced.
 bool advance_pipeline(PipelineRun *run, Report *report);
 
-// Whether the messages of the segments in flight are sent, and the node's ranks are where this rank is.
+// Whether the messages of the segments in flight are sent, and all ranks of the node have reached this rank's fences.
 bool are_segments_settled(const PipelineRun *run);
 
-// The largest number of requests of the programs.
+// Returns the largest number of requests that the program of a segment has.
 int64_t count_requests(const Segments *segments);
 
 #endif

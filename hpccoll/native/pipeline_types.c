@@ -1,7 +1,7 @@
 // Segments, PipelineCall and PipelineRun: a two-level collective of one kind, and its runs in flight.
 #include "objects.h"
 
-enum { PASSES_PER_STEP = 64 };  // so that a call returns, and the thread lets go of the run, now and then
+enum { PASSES_PER_STEP = 64 };  // a limit, so that calls return, and the thread gives up the run from time to time
 
 // The programs of all segments, and the memories of each slot.
 typedef struct {
@@ -39,7 +39,7 @@ static void Segments_dealloc(PyObject *self) {
     Py_TYPE(self)->tp_free(self);
 }
 
-// Whether the programs and memories belong together.
+// Whether all tables of memories have the number of memories that all programs use.
 static bool are_consistent(PyObject *programs, PyObject *tables) {
     Py_ssize_t slots = PyTuple_GET_SIZE(tables), segments = PyTuple_GET_SIZE(programs);
     const MemoryTableObject *first = NULL;
@@ -290,7 +290,7 @@ static bool is_settled(const QueuedRunObject *base) {
     return are_segments_settled(&((const PipelineRunObject *)base)->run);
 }
 
-// Whether the thread may advance a run: it calls no Python, and MPI only if MPI permits it.
+// Whether the progress thread may advance a run. The thread calls no Python, and calls MPI only if MPI permits that.
 static bool is_for_thread(const PipelineRunObject *self) {
     const ProgramObject *program = (ProgramObject *)PyTuple_GET_ITEM(self->staged->programs, 0);
     return self->call->library->is_threaded && !(program->reducer && program->reducer->reducer.combine);

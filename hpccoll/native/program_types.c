@@ -8,13 +8,23 @@
 // Below this size, releasing the GIL takes longer than other threads would have to wait.
 enum { LEAST_BYTES_WITHOUT_GIL = 64 * 1024 };
 
-// Calls a function of the user: combine(left, right, out, count) with addresses.
+// Calls a function of the user: combine(left, right, out) with buffers, which it must not use after its return.
 static int call_combine(Reducer *reducer, const char *left, const char *right, char *out, size_t count) {
     ReducerObject *self = (ReducerObject *)((char *)reducer - offsetof(ReducerObject, reducer));
     PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *result = PyObject_CallFunction(self->keep, "KKKn", (unsigned long long)(uintptr_t)left,
-                                             (unsigned long long)(uintptr_t)right, (unsigned long long)(uintptr_t)out,
-                                             (Py_ssize_t)count);
+    const char *addresses[] = {left, right, out};
+    PyObject *buffers = PyTuple_New(3);
+    for (int i = 0; buffers && i < 3; i++) {
+        Py_ssize_t nbytes = (Py_ssize_t)(count * reducer->itemsize);
+        PyObject *buffer = PyMemoryView_FromMemory((char *)(uintptr_t)addresses[i], nbytes, PyBUF_WRITE);
+        if (buffer) {
+            PyTuple_SET_ITEM(buffers, i, buffer);
+        } else {
+            Py_CLEAR(buffers);
+        }
+    }
+    PyObject *result = buffers ? PyObject_CallObject(self->keep, buffers) : NULL;
+    Py_XDECREF(buffers);
     Py_XDECREF(result);
     PyGILState_Release(state);
     return result ? 0 : -1;

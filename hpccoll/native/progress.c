@@ -130,7 +130,7 @@ static void *run_thread(void *unused) {
     return NULL;
 }
 
-// In the child of a fork there is no thread, and nothing of the parent's may be advanced.
+// In the child of a fork there is no progress thread, and the tasks of the parent must not be advanced.
 static void forget_all(void) {
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&wake, NULL);

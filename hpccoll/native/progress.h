@@ -1,5 +1,5 @@
-// A thread that advances operations in flight while the program computes. No Python here: the thread never takes the
-// GIL. The tests run these functions under ThreadSanitizer.
+// A thread that advances operations in flight while the program computes. This file calls no Python: the thread never
+// takes the GIL. The tests run these functions under ThreadSanitizer.
 #ifndef HPCCOLL_PROGRESS_H
 #define HPCCOLL_PROGRESS_H
 
@@ -7,10 +7,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-// Something in flight. One thread at a time advances it: the thread that has claimed it.
+// An operation in flight. One thread at a time advances the operation: the thread that has claimed the task.
 typedef struct Task {
     struct Task *next;
-    bool (*advance)(struct Task *);  // advances without blocking, sets `done` at the end; whether it did anything
+    bool (*advance)(struct Task *);  // advances without blocking, sets `done` at the end; returns whether it advanced
     _Atomic bool claimed, done;
 } Task;
 
@@ -20,7 +20,7 @@ static inline bool claim_task(Task *task) {
     return !atomic_exchange_explicit(&task->claimed, true, memory_order_acquire);
 }
 
-// Gives the right back.
+// Gives up the right to advance a task.
 static inline void release_task(Task *task) {
     // release: the next owner sees what this one has written
     atomic_store_explicit(&task->claimed, false, memory_order_release);
@@ -46,7 +46,7 @@ int add_task(Task *task);
 // Removes a task from the thread. Blocks while the thread advances the task.
 void remove_task(Task *task);
 
-// What MPI has to advance: requests that Python holds, and messages that the extension holds.
+// The reasons why the thread lets MPI advance: requests that Python holds, and messages that the extension holds.
 typedef enum { TRANSFERS, MESSAGES, POLL_REASONS } PollReason;
 
 // Sets whether the thread lets MPI advance for a reason while there are no tasks. Starts the thread; returns an error

@@ -5,7 +5,7 @@
 #include <sched.h>
 #include <time.h>
 
-static const int64_t SPIN_NS = 50000, YIELD_NS = 100000, LIMIT_NS = 400000, BUSY_LIMIT_NS = 10000;
+static const int64_t SPIN_NS = 50000, LIMIT_NS = 400000, BUSY_LIMIT_NS = 10000;
 static const int64_t FIRST_SLEEP_NS = 10000;
 
 void finish_run(QueuedRunObject *run, bool is_broken) {
@@ -67,7 +67,7 @@ static void QueuedRun_dealloc(PyObject *self) {
     Py_TYPE(self)->tp_free(self);
 }
 
-// Calls what has to be called before the run begins, once the previous run is done; returns -1 with an exception.
+// Calls the function `before` of a run that has not begun, once the previous run is done; returns -1 with an exception.
 static int call_before(QueuedRunObject *run) {
     if (!run->before || !may_begin(run)) {
         return 0;
@@ -136,21 +136,22 @@ static PyObject *QueuedRun_advance(PyObject *self, PyObject *unused) {
     Py_RETURN_FALSE;
 }
 
-// Advances a run for up to `limit_ns` after its last step; between two tries it spins, then yields the core, then sleeps
-// for at most `sleep_ns`.
-static void advance_for(QueuedRunObject *run, int64_t limit_ns, int64_t sleep_ns) {
-    int64_t spin_ns = run->barrier->oversubscribed ? 0 : SPIN_NS, begin = read_clock_ns(), moved = begin;
+// Advances a run for up to `limit_ns`; between two tries it spins, then yields the core, then sleeps for at most
+// `sleep_ns`. `moved` is the time of the run's last step.
+static void advance_for(QueuedRunObject *run, int64_t *moved, int64_t limit_ns, int64_t sleep_ns) {
+    int64_t spin_ns = run->barrier->oversubscribed ? 0 : SPIN_NS, begin = read_clock_ns();
+    int64_t yield_ns = choose_yield_ns(run->barrier->oversubscribed);
     while (!is_done(&run->task)) {
         bool did = has_begun(run) && run->step(run);
         int64_t now = read_clock_ns();
         if (now - begin >= limit_ns) {
             return;
         }
-        moved = did ? now : moved;
-        if (did || now - moved < spin_ns) {
+        *moved = did ? now : *moved;
+        if (did || now - *moved < spin_ns) {
             continue;
         }
-        if (now - moved < YIELD_NS || !sleep_ns) {
+        if (now - *moved < yield_ns || !sleep_ns) {
             sched_yield();
         } else {
             struct timespec pause = {0, sleep_ns};
@@ -160,18 +161,19 @@ static void advance_for(QueuedRunObject *run, int64_t limit_ns, int64_t sleep_ns
     }
 }
 
-// Runs to the end, and lets other threads, signal handlers and operations in flight go on. Returns -1 with an exception.
+// Advances a run to its end, and lets other threads, signal handlers and operations in flight go on. Returns -1 with an
+// exception.
 static int run_blocking(QueuedRunObject *run) {
     NodeBarrierObject *barrier = run->barrier;
     bool is_busy = PyDict_GET_SIZE(barrier->in_flight) || PyDict_GET_SIZE(barrier->transfers);
-    int64_t sleep_ns = FIRST_SLEEP_NS;
+    int64_t sleep_ns = FIRST_SLEEP_NS, moved = read_clock_ns();
     while (!is_done(&run->task)) {
         if (call_before(run)) {
             return -1;
         }
         int64_t begin = read_clock_ns();
         Py_BEGIN_ALLOW_THREADS
-        advance_for(run, is_busy ? BUSY_LIMIT_NS : LIMIT_NS, is_busy ? 0 : sleep_ns);
+        advance_for(run, &moved, is_busy ? BUSY_LIMIT_NS : LIMIT_NS, is_busy ? 0 : sleep_ns);
         Py_END_ALLOW_THREADS
         if (is_done(&run->task)) {
             break;

@@ -1,5 +1,5 @@
 // EntryRing and CallCounter: what the flight recorder notes of a call. The layout of entries is that of
-// hpccoll/runtime/recorder/layout.py, which passes the places of the words that change.
+// hpccoll/recordings/layout.py, which passes the places of the words that change.
 #include "objects.h"
 
 #include <signal.h>
@@ -87,6 +87,7 @@ static PyMemberDef CallCounter_members[] = {
     {"count", T_LONGLONG, offsetof(CallCounterObject, count), 0, "The number of collective calls begun."},
     {"messages", T_LONGLONG, offsetof(CallCounterObject, messages), 0, "The number of messages begun."},
     {"current", T_OBJECT, offsetof(CallCounterObject, current), 0, "The call that this rank is in; None outside."},
+    {"thread", T_ULONG, offsetof(CallCounterObject, thread), 0, "The identifier of the thread that began the last call."},
     {"is_lost", T_BOOL, offsetof(CallCounterObject, is_lost), 0, "Whether a rank of the communicator has died."},
     {"kill_at", T_LONGLONG, offsetof(CallCounterObject, kill_at), 0, "The call in which the process kills itself."},
     {NULL, 0, 0, 0, NULL},
@@ -138,6 +139,7 @@ int64_t begin_call(const CallEntry *entry) {
         raise(SIGKILL);
     }
     Py_XSETREF(calls->current, Py_NewRef(entry->name));
+    calls->thread = PyThread_get_thread_ident();
     return write_entry(entry->ring, number, entry->description);
 }
 

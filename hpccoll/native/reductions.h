@@ -1,5 +1,5 @@
 // Elementwise functions of two arrays. NumPy's own inner loops compute all types but float16 and bfloat16, so results
-// have NumPy's bits. No Python here.
+// have NumPy's bits. This file calls no Python.
 #ifndef HPCCOLL_REDUCTIONS_H
 #define HPCCOLL_REDUCTIONS_H
 

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#define TABLE_BYTES 8192  // no less than Open MPI's table of collectives, which it replaces or frees later
+#define TABLE_BYTES 8192  // at least the size of Open MPI's table of collectives; Open MPI replaces or frees this one
 
 typedef int (*Revoke)(void *comm, bool coll_only);
 

@@ -5,7 +5,7 @@
 // These are equal to the constants of hpccoll/mpi4py/objects.py and object_slots.py.
 enum { HEADER_BYTES = 64, NBYTES_AT = 8, MARK_AT = 63 };  // of a header; its first byte is the kind
 enum { FLOAT = 3, INTEGER = 4, SMALL_PICKLE = 6 };     // kinds of objects
-enum { MOST_PARTS = 64, MOST_DEPTH = 8, MOST_TEXT = 192 };  // larger objects are for Python
+enum { MOST_PARTS = 64, MOST_DEPTH = 8, MOST_TEXT = 192 };  // Python writes larger objects
 
 typedef struct {
     PyObject_HEAD
@@ -95,7 +95,7 @@ static int write_pickle(const SmallObjectsObject *small, char *slot, PyObject *o
     return fits;
 }
 
-// Writes an object into a slot; returns 1, 0 if it is for Python, or -1 with an exception.
+// Writes an object into a slot; returns 1, 0 if Python has to write the object, or -1 with an exception.
 static int write_object(const SmallObjectsObject *small, char *slot, PyObject *object) {
     if (PyFloat_CheckExact(object)) {
         double value = PyFloat_AS_DOUBLE(object);

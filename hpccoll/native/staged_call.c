@@ -33,12 +33,13 @@ void raise_mismatch(PyObject *function) {
     }
 }
 
-// The memories of a run that has not entered yet (`enters`), or that has.
+// Returns the memories of a run: before its entry if `enters` is true, after its entry if it is false.
 static const MemoryTableObject *get_table(const StagedCallObject *call, bool enters) {
     return call->tables[call->part.in_entry ? call->part.barrier->entry ^ enters : call->part.barrier->next_slot];
 }
 
-// Runs the first part of the program and enters, until all ranks start the same run; returns the number of the fence.
+// Runs the first part of the program and enters; repeats this until all ranks start the same run. Returns the number of
+// the fence at which the ranks have entered; -1 with an exception.
 static int64_t enter(StagedCallObject *call, char *input, char *output) {
     for (;;) {
         int64_t at = run_program(call->program, get_table(call, true), input, output, 0);

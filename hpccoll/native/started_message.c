@@ -1,8 +1,8 @@
-// StartedMessage: a message in flight. The extension tests it as long as a test or a wait of up to 0.4 ms is enough; it is
-// then handed over to Python, which keeps its request from then on.
+// StartedMessage: a message in flight. The extension tests the message's request, and waits for up to 0.4 ms. For a
+// longer wait, the extension hands the message over to Python, which keeps the request from then on.
 //
-// MpiFunctions lists all messages that the extension tests, and keeps them alive: a message whose handle is dropped goes
-// on. The GIL guards the list. A message that a thread waits for without the GIL is not handed over.
+// MpiFunctions lists all messages that the extension tests, and keeps them alive: a message whose handle was dropped
+// goes on. The GIL guards the list. A message that a thread waits for without the GIL is not handed over.
 #include "messenger.h"
 
 #include <sched.h>
@@ -26,7 +26,7 @@ static void list_message(MpiFunctionsObject *library, StartedMessageObject *self
     library->started = (StartedMessageObject *)Py_NewRef((PyObject *)self);
     self->is_listed = true;
     if (!library->started_count++ && library->is_threaded) {
-        set_polling(MESSAGES, true);  // without a thread, messages advance in calls only
+        set_polling(MESSAGES, true);  // without a progress thread, messages advance in calls only
     }
 }
 
@@ -47,13 +47,13 @@ static void unlist_message(StartedMessageObject *self) {
     Py_DECREF(self);
 }
 
-// Lets go of what a message needs, once it is complete.
+// Records the end of a complete message, and removes the message from the list.
 static void finish(StartedMessageObject *self) {
     end_message(self->messenger, &self->message);
     unlist_message(self);
 }
 
-// Tests messages whose handles were dropped, each time that twice as many are in flight.
+// Tests the messages whose handles were dropped, each time that the number of listed messages has doubled.
 static void sweep(MpiFunctionsObject *library) {
     if (library->started_count < LEAST_SWEPT || library->started_count < library->sweep_at) {
         return;
@@ -70,7 +70,8 @@ static void sweep(MpiFunctionsObject *library) {
     library->sweep_at = 2 * library->started_count;
 }
 
-// Passes a message that is pending or has failed to Python, which waits for it or raises its error. -1 with an exception.
+// Passes a message that is pending or has failed to Python, which waits for the message or raises its error. Returns -1
+// with an exception.
 static int hand_over(StartedMessageObject *self) {
     Message *message = &self->message;
     PyObject *state = describe_message(message);

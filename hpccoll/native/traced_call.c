@@ -1,7 +1,7 @@
-// TracedCall: a function or method that writes an entry of a CallTrace when it is called, and else does what it did.
+// TracedCall: calls a function or method, and writes an entry of a CallTrace for each call.
 #include "call_trace.h"
 
-// What the entry of a call contains; the numbers are those of hpccoll/profile/layout.py.
+// The forms of traced calls, which determine what an entry contains; hpccoll/profile/layout.py has the same numbers.
 enum CallForm { FORM_CALL, FORM_START, FORM_INIT, FORM_WAIT, FORM_WAIT_LIST, FORM_TEST, FORM_TEST_LIST, FORM_START_PREPARED, FORM_START_LIST };
 
 typedef struct {
@@ -15,7 +15,7 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     CallTraceObject *trace;
-    PyObject *function;
+    PyObject *function, *comm, *after; // comm: that of all calls, NULL if it is an argument; after: called with each result, or NULL
     int op, form, flags, default_peer, default_tag;
     bool counts_pickled, binds;
     Argument arguments[ARGUMENTS];
@@ -46,16 +46,34 @@ static int find_number(const Argument *wanted, int otherwise, PyObject *const *a
     return (int)value;
 }
 
-// Returns the bytes of a buffer in one of mpi4py's forms; -1: unknown. Leaves no exception.
-static int64_t measure_buffer(CallTraceObject *trace, PyObject *given) {
+// Returns the size of elements as a part of the flags of an entry; 0 if it is no power of two up to TRACE_MOST_ITEMSIZE.
+static int16_t encode_itemsize(Py_ssize_t itemsize) {
+    bool is_known = itemsize > 0 && itemsize <= TRACE_MOST_ITEMSIZE && (itemsize & (itemsize - 1)) == 0;
+    return (int16_t)(is_known ? (1 + __builtin_ctzl((unsigned long)itemsize)) << TRACE_ITEMSIZE_SHIFT : 0);
+}
+
+// Returns the bytes of a buffer in one of the forms that mpi4py and torch take, or -1 if they are unknown. Adds the size
+// of its elements to `flags` if the size is known. Leaves no exception.
+static int64_t measure_buffer(CallTraceObject *trace, PyObject *given, int16_t *flags) {
     PyObject *buffer = given;
     if (PyList_Check(given) && PyList_GET_SIZE(given) == 2 && !PyLong_Check(PyList_GET_ITEM(given, 1)) &&
         !PyTuple_Check(PyList_GET_ITEM(given, 1)) && !PyList_Check(PyList_GET_ITEM(given, 1))) {
         buffer = PyList_GET_ITEM(given, 0); // [array, datatype]
     }
+    if (PyList_CheckExact(given) && PyList_GET_SIZE(given) == 1 && _PyType_Lookup(Py_TYPE(PyList_GET_ITEM(given, 0)), trace->nbytes_name)) {
+        buffer = PyList_GET_ITEM(given, 0); // torch's collectives take [tensor]
+        PyObject *found = PyObject_GetAttr(buffer, trace->nbytes_name);
+        int64_t nbytes = found && PyLong_Check(found) ? PyLong_AsLongLong(found) : -1;
+        Py_XDECREF(found);
+        PyErr_Clear();
+        if (nbytes >= 0) {
+            return nbytes;
+        }
+    }
     Py_buffer view;
     if (PyObject_CheckBuffer(buffer) && PyObject_GetBuffer(buffer, &view, PyBUF_STRIDED_RO) == 0) {
         int64_t nbytes = view.len;
+        *flags |= encode_itemsize(view.itemsize);
         PyBuffer_Release(&view);
         return nbytes;
     }
@@ -67,9 +85,10 @@ static int64_t measure_buffer(CallTraceObject *trace, PyObject *given) {
     return nbytes;
 }
 
-// mpi4py's IN_PLACE and BOTTOM are integers.
+// In older versions of mpi4py, IN_PLACE and BOTTOM are integers.
 static bool is_constant(PyObject *buffer) {
-    return PyLong_Check(buffer);
+    const char *type = strrchr(Py_TYPE(buffer)->tp_name, '.');
+    return PyLong_Check(buffer) || (type && (!strcmp(type, ".InPlaceType") || !strcmp(type, ".BottomType")));
 }
 
 static void describe_buffers(TracedCallObject *self, TraceEntry *entry, PyObject *const *args, Py_ssize_t nargs, PyObject *names) {
@@ -80,14 +99,14 @@ static void describe_buffers(TracedCallObject *self, TraceEntry *entry, PyObject
         entry->flags |= given && self->arguments[BUFFER].index >= 0 ? TRACE_IN_PLACE : 0;
     }
     bool has_buffer = self->arguments[BUFFER].index >= 0 || self->arguments[OTHER_BUFFER].index >= 0;
-    entry->nbytes = given && given != Py_None ? measure_buffer(self->trace, given) : has_buffer ? -1 : 0;
+    entry->nbytes = given && given != Py_None ? measure_buffer(self->trace, given, &entry->flags) : has_buffer ? -1 : 0;
 }
 
 static bool is_list_form(int form) {
     return form == FORM_WAIT_LIST || form == FORM_TEST_LIST || form == FORM_START_LIST;
 }
 
-// Returns the requests that a call is about as a new sequence; NULL without exception if there are none.
+// Returns the requests that a call starts or completes as a new sequence; NULL without exception if there are none.
 static PyObject *list_requests(TracedCallObject *self, PyObject *const *args, Py_ssize_t nargs) {
     if (!is_list_form(self->form) || nargs < 2) {
         return NULL;
@@ -138,7 +157,9 @@ static void describe_call(TracedCallObject *self, TraceEntry *entry, PyObject *c
     if (arguments[SOURCE].index >= 0) {
         entry->request = find_number(&arguments[SOURCE], TRACE_NOT_GIVEN, args, nargs, names);
     }
-    if (arguments[COMM].index >= 0) {
+    if (self->comm) {
+        entry->comm = find_trace_comm(self->trace, self->comm);
+    } else if (arguments[COMM].index >= 0) {
         PyObject *comm = find_argument(&arguments[COMM], args, nargs, names);
         entry->comm = find_trace_comm(self->trace, comm == Py_None ? NULL : comm);
     } else {
@@ -218,6 +239,13 @@ static PyObject *run_traced(TracedCallObject *self, TraceSite *site, PyObject *c
     if (!is_idle_test) {
         note_end(trace, entry.end_ns, site);
     }
+    if (self->after && result) {
+        PyObject *done = PyObject_CallOneArg(self->after, result);
+        if (!done) {
+            PyErr_WriteUnraisable(self->after);
+        }
+        Py_XDECREF(done);
+    }
     PyMem_Free(handles);
     Py_XDECREF(requests);
     PyErr_Restore(type, value, traceback);
@@ -254,13 +282,14 @@ static int parse_argument(PyObject *given, Argument *argument) {
     return 0;
 }
 
-// TracedCall(trace, function, op, form, flags, default_peer, default_tag, counts_pickled, binds, {name: (index, keyword)})
+// TracedCall(trace, function, op, form, flags, default_peer, default_tag, counts_pickled, binds, {name: (index, keyword)},
+//            comm=None, after=None)
 static PyObject *TracedCall_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static const char *const keys[] = {"buffer", "other_buffer", "peer", "tag", "comm", "source", "is_async"};
-    PyObject *trace, *function, *arguments;
+    PyObject *trace, *function, *arguments, *comm = Py_None, *after = Py_None;
     int op, form, flags, default_peer, default_tag, counts_pickled, binds;
-    if (kwargs || !PyArg_ParseTuple(args, "O!OiiiiippO!", &CallTraceType, &trace, &function, &op, &form, &flags,
-                                    &default_peer, &default_tag, &counts_pickled, &binds, &PyDict_Type, &arguments)) {
+    if (kwargs || !PyArg_ParseTuple(args, "O!OiiiiippO!|OO", &CallTraceType, &trace, &function, &op, &form, &flags,
+                                    &default_peer, &default_tag, &counts_pickled, &binds, &PyDict_Type, &arguments, &comm, &after)) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_TypeError, "TracedCall takes no keyword arguments");
         }
@@ -273,6 +302,8 @@ static PyObject *TracedCall_new(PyTypeObject *type, PyObject *args, PyObject *kw
     self->vectorcall = TracedCall_vectorcall;
     self->trace = (CallTraceObject *)Py_NewRef(trace);
     self->function = Py_NewRef(function);
+    self->comm = comm == Py_None ? NULL : Py_NewRef(comm);
+    self->after = after == Py_None ? NULL : Py_NewRef(after);
     self->op = op;
     self->form = form;
     self->flags = flags;
@@ -291,11 +322,15 @@ static PyObject *TracedCall_new(PyTypeObject *type, PyObject *args, PyObject *kw
 
 static int TracedCall_traverse(PyObject *object, visitproc visit, void *arg) {
     Py_VISIT(((TracedCallObject *)object)->function);
+    Py_VISIT(((TracedCallObject *)object)->comm);
+    Py_VISIT(((TracedCallObject *)object)->after);
     return 0;
 }
 
 static int TracedCall_clear(PyObject *object) {
     Py_CLEAR(((TracedCallObject *)object)->function);
+    Py_CLEAR(((TracedCallObject *)object)->comm);
+    Py_CLEAR(((TracedCallObject *)object)->after);
     return 0;
 }
 
@@ -343,7 +378,8 @@ PyTypeObject TracedCallType = {
     .tp_repr = TracedCall_repr,
 };
 
-// replace_attribute(type, name, value): also of a type that Python code cannot change; returns the previous value.
+// replace_attribute(type, name, value): replaces an attribute of a type, also of a type that Python code cannot change;
+// returns the previous value.
 static PyObject *replace_attribute(PyObject *module, PyObject *args) {
     (void)module;
     PyTypeObject *type;

@@ -1,4 +1,4 @@
-"""The activities of one rank in a training step with their times: passes, communication and waits, for a profile."""
+"""Records the passes, communication and waits of one rank in a training step, with their times, for a profile."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class ActivityKind(StrEnum):
 class Activity:
     """A pass, communication or wait of a rank, with its begin and end in seconds of a clock.
 
-    `collective` names the collective operation, equal on all of its ranks; it is empty for other activities.
+    For a collective call, `collective` is a name that is the same on all ranks of the call; otherwise, it is empty.
     """
 
     kind: ActivityKind
     name: str
     begin_s: float
     end_s: float
-    collective: str = ""  # names the collective operation, alike on all of its ranks; empty for other activities
+    collective: str = ""  # name of the collective call, the same on all of its ranks; empty for other activities
     in_background: bool = False  # whether the rank may compute meanwhile
 
 
@@ -46,11 +46,7 @@ class ActivityLog:
     ) -> None:
         """Record an activity that began at `begin_s` (seconds of `time.perf_counter`) and ends now.
 
-        Args:
-            name: the name of the activity in a profile.
-            begin_s: when it began.
-            collective: the name of the collective operation, equal on all of its ranks; empty for other activities.
-            in_background: whether the rank may have computed meanwhile.
+        `in_background` states whether the rank may have computed during the activity.
         """
         if self.is_enabled:
             end_s = time.perf_counter()

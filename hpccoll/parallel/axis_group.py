@@ -1,7 +1,7 @@
 """A rank's groups of ranks along one or more axes of a mesh, and the time spent in communication, including waits.
 
-Communication is exposed while the rank does not compute, that is, while it is in a call of a group. A collective that
-was started without blocking also counts as communication while the rank computes.
+Communication is exposed while the rank does not compute, that is, while it is in a call of an `AxisGroup`. A collective
+that was started without blocking also counts as communication while the rank computes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
     from hpccoll.runtime.work import Work
 
-# A rank of n ranks sends at least this number times (n-1)/n of the whole message of a collective.
+# The least that each of n ranks sends in a collective, as a multiple of (n-1)/n of the whole message.
 SENT_TIMES: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 COPIES: Final = "copies"  # the name in records of the group `MeshGroups.copies`, if it is no other group
 TIED: Final = "tied"  # the name in records of the group `MeshGroups.tied`
@@ -30,7 +30,7 @@ OPERATIONS: Final = (*SENT_TIMES, "all_to_all", "send")
 
 
 class CommunicationTimer:
-    """The seconds since the last reset during which at least one operation of a rank was in flight, along any axis.
+    """Counts the seconds since the last reset in which at least one operation of a rank was in flight, along any axis.
 
     `lock` lets one thread at a time call hpccoll: the main thread, or a `ProgressThread`. `log` records the
     operations while a profile is made.
@@ -62,14 +62,14 @@ class CommunicationTimer:
 class AxisGroup:
     """A group of ranks along one or several axes of a mesh, with collectives among them.
 
-    In a group of one rank, calls return without communicating. The constructor is collective over `ranks`, the ranks of
-    `comm` in the group, and creates their communicator. `axis` is the name of the axis, or of several axes, in a
-    profile.
+    In a group of one rank, blocking calls and sends return without communicating; other collectives and receives must
+    not be started. The constructor is collective over `ranks`, the ranks of `comm` in the group, and creates their
+    communicator. `axis` is the name of the axis, or of several axes, in a profile.
 
-    `sent_bytes` counts bytes since the last reset, by the name of the operation. `sent_bytes` is computed, not
-    measured: for a collective over n ranks, it is the least that a rank can send. In an all_reduce, this is 2 (n-1)/n
-    of the message, in an all_to_all the rows for other ranks, and in other collectives (n-1)/n of the whole message.
-    Collectives within a node count the same, although they copy memory instead of sending.
+    `sent_bytes` counts bytes since the last reset, by the name of the operation. `sent_bytes` is not measured, but
+    computed as the least that a rank can send in a collective over n ranks: 2 (n-1)/n of the message in an all_reduce,
+    the rows for other ranks in an all_to_all, and (n-1)/n of the whole message in other collectives. Collectives within
+    a node are counted in the same way, although they copy memory instead of sending.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class AxisGroup:
         self.ranks, self.index, self.size, self.axis = ranks, ranks.index(comm.rank), len(ranks), axis
         self._name = f"{axis} {','.join(map(str, ranks))}"
         self._collectives = 0  # number of collectives that this rank has called
-        # The collectives in flight: for the id of each work, its operation, its name and its start time.
+        # The collectives in flight: by the id of each `Work`, the `Work`, operation, name and start time.
         self._started: dict[int, tuple[Work[Any], str, str, float]] = {}
         self.timer = timer or CommunicationTimer()
         self._group = comm.new_group(ranks) if len(ranks) > 1 else None
@@ -94,7 +94,7 @@ class AxisGroup:
         self.sent_bytes.clear()
 
     def empty(self, count: int, like: Any) -> Any:
-        """Return a new tensor of `count` elements with the dtype and device of `like`; collective over the group.
+        """Return a new tensor of `count` arbitrary values with the dtype and device of `like`; collective.
 
         On CPUs, the tensor is a symmetric buffer, which an all_reduce within a node accesses in place. On GPUs, the
         tensor is an ordinary one, because an asynchronous all_reduce of a symmetric buffer on a GPU may block.
@@ -111,14 +111,17 @@ class AxisGroup:
         return x
 
     def start_all_reduce(self, x: Any) -> Work[Any]:
-        """Start summing `x` over the group in place, without blocking; `finish` waits. Collective over the group."""
+        """Start summing `x` over the group in place, without blocking. Collective.
+
+        Returns the `Work` to pass to `finish`.
+        """
         return self._start("all_reduce", x.nbytes, lambda group: group.all_reduce(x, async_op=True))
 
     def start_all_gather(self, x: Any, out: Any) -> Work[Any]:
-        """Start gathering every rank's `x` (m elements) into `out` (ranks m), without blocking.
+        """Start gathering the `x` (m elements) of all n ranks into `out` (n m elements), without blocking.
 
-        Collective over the group. Within a node, `x` should be a buffer of `empty`, and `x` may be this rank's part of
-        `out`.
+        Collective over the group. Returns the `Work` to pass to `finish`. Within a node, `x` should be a buffer that
+        `empty` returned, and `x` may be this rank's part of `out`.
         """
         algorithm = self._get_node_algorithm(x)
         return self._start(
@@ -126,10 +129,10 @@ class AxisGroup:
         )
 
     def start_reduce_scatter(self, x: Any, out: Any) -> Work[Any]:
-        """Start summing this rank's part of every rank's `x` (ranks m elements) into `out` (m), without blocking.
+        """Start summing block r of all n ranks' `x` (n m elements) into `out` (m elements) on rank r, without blocking.
 
-        Collective over the group. Within a node, `x` should be a buffer of `empty`, and `out` may be this rank's part
-        of `x`.
+        Collective over the group. Returns the `Work` to pass to `finish`. Within a node, `x` should be a buffer that
+        `empty` returned, and `out` may be this rank's part of `x`.
         """
         algorithm = self._get_node_algorithm(x)
         return self._start(
@@ -139,11 +142,11 @@ class AxisGroup:
         )
 
     def _get_node_algorithm(self, x: Any) -> str:
-        """Return the algorithm `shared` if the ranks are on one node and can read each other's `x` in place."""
+        """Return the algorithm `shared` if the ranks are on one node and `x` is in CPU memory, else `auto`."""
         return "shared" if x.is_cpu and self._is_one_node else "auto"
 
     def _start(self, operation: str, nbytes: int, call: Callable[[Communicator], Work[Any]]) -> Work[Any]:
-        """Start a collective without blocking by `call`, and record it as in flight; collective over the group.
+        """Start a collective without blocking by `call`, record it as in flight, and return its `Work`; collective.
 
         `nbytes` is the size of the message in bytes, and `operation` the name of the collective.
         """
@@ -167,15 +170,17 @@ class AxisGroup:
 
     def finish(self, work: Work[Any]) -> None:
         """Block until a started collective is complete; raise its error if it failed."""
-        started = self._started.get(id(work))  # another thread may complete and remove it
+        started = self._started.get(id(work))  # another thread may complete and remove `work`
         with self._timed(f"wait for {started[1] if started else 'collective'}", kind=ActivityKind.WAIT):
-            work.wait()
-            self._end(work)
+            try:
+                work.wait()
+            finally:
+                self._end(work)
 
     def _end(self, work: Work[Any]) -> None:
         """Record that the started collective `work` is complete, and stop counting its time."""
         started = self._started.pop(id(work), None)
-        if started is None:  # another thread has recorded it
+        if started is None:  # another thread has recorded the end
             return
         _, operation, collective, begin = started
         self.timer.end_operation()
@@ -184,7 +189,7 @@ class AxisGroup:
         )
 
     def all_gather(self, x: Any, counts: tuple[int, ...]) -> Any:
-        """Return the `x` (counts[rank], ...) of all ranks joined along the first dim; blocking, collective."""
+        """Return all ranks' `x`, of shape (counts[rank], ...), joined along the first dim; blocking, collective."""
         if self._group is None:
             return x
         nbytes = sum(counts) * x[:1].nbytes
@@ -224,7 +229,7 @@ class AxisGroup:
     def start_recv(self, x: Any, source: int, tag: int) -> Work[Any]:
         """Start receiving a message from the rank at index `source` of the axis into `x`; does not block.
 
-        Wait for it by `wait`. `tag` is the number that the sender gave the message, as in MPI.
+        Returns the `Work` to pass to `wait`. `tag` is the number that the sender gave the message, as in MPI.
         """
         assert self._group is not None  # noqa: S101 - an axis of one rank has no other rank
         with self._timed("start receive"):
@@ -243,7 +248,7 @@ class AxisGroup:
                     self._pending_sends.pop(0).wait()
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Return the objects of all ranks of the group; blocking, collective over the group."""
+        """Return the list of `obj` of all ranks of the group; blocking, collective over the group."""
         return [obj] if self._group is None else self._group.all_gather_object(obj)
 
     def close(self) -> None:
@@ -265,23 +270,25 @@ class AxisGroup:
     def _timed(
         self, name: str, collective: str = "", *, kind: ActivityKind = ActivityKind.COMMUNICATION
     ) -> Iterator[None]:
-        """Context manager that counts the time of its body as communication of this group and of all axes.
+        """Context manager that counts the time of its body as communication, of this group and in total.
 
-        The body is logged as an activity with the given name; `collective` names the collective operation, if it is
-        one.
+        The body is logged as an activity with the given name, also if it raises an exception; `collective` is the name
+        of the collective call, if the body is one.
         """
         self.timer.begin_operation()
         begin = time.perf_counter()
-        with self.timer.lock:
-            yield
-        seconds = time.perf_counter() - begin
-        self.exposed_seconds += seconds
-        self.timer.exposed_seconds += seconds
-        self.timer.end_operation()
-        self.timer.log.add(kind, f"{name} {self.axis}", begin, collective)
+        try:
+            with self.timer.lock:
+                yield
+        finally:
+            seconds = time.perf_counter() - begin
+            self.exposed_seconds += seconds
+            self.timer.exposed_seconds += seconds
+            self.timer.end_operation()
+            self.timer.log.add(kind, f"{name} {self.axis}", begin, collective)
 
     def _count_collective(self, operation: str, nbytes: int) -> str:
-        """Add the bytes that a rank sends in a collective of a message of `nbytes` to the group's counts.
+        """Add the bytes that a rank sends in a collective to the group's counts; `nbytes` is the size of the message.
 
         Returns a name of this call that is the same on all ranks of the group.
         """
@@ -300,8 +307,8 @@ class AxisGroup:
 def _needs_thread(nodes: int) -> bool:
     """Whether a group on `nodes` nodes needs a thread to advance operations while this process computes.
 
-    Messages between nodes advance only inside MPI calls. Within a node, the cores of the ranks copy the data, so a
-    thread gains nothing. The thread also requires MPI_THREAD_MULTIPLE.
+    Messages between nodes advance only inside MPI calls. Within a node, the ranks' cores copy the data themselves, so
+    an additional thread saves no time. The thread also requires MPI_THREAD_MULTIPLE.
     """
     mpi = load_mpi()
     return nodes > 1 and mpi.Query_thread() >= mpi.THREAD_MULTIPLE
@@ -315,7 +322,8 @@ class MeshGroups:
     hold the same experts. `token_replicas` are the ranks of `replicas` and of tp, which all hold the same norms; with
     sequence parallelism, they have different tokens. `tied` are the ranks of two pipeline stages with the same weight,
     if this rank is one of them. `copies` are the ranks that keep copies of each other's state: `replicas`, or all ranks
-    of a mesh without replicas. Other groups of the same ranks share a communicator.
+    of a mesh without replicas. Fields with the same ranks share one `AxisGroup`, except `tied`, and `copies` if it has
+    all ranks.
     """
 
     dp: AxisGroup
@@ -335,11 +343,8 @@ class MeshGroups:
     ) -> MeshGroups:
         """Create this rank's groups, with one communicator per set of ranks; collective over `comm`.
 
-        Args:
-            comm: the communicator of all ranks of the mesh.
-            mesh: the number of ranks along each axis.
-            tied: the ranks that share a tied weight with this rank, itself included; empty if there are none.
-            sends_copies: whether ranks keep copies of each other's state.
+        `tied` has the ranks that share a tied weight with this rank, itself included; it is empty if there are none.
+        `sends_copies` states whether ranks keep copies of each other's state.
         """
         timer, groups = CommunicationTimer(), dict[tuple[str, ...], AxisGroup]()
         of_fields: list[tuple[str, ...]] = [*((axis,) for axis in AXES), REPLICAS, EXPERT_REPLICAS, TOKEN_REPLICAS]
@@ -395,6 +400,6 @@ class MeshGroups:
             group.discard()
 
     def list_groups(self) -> list[AxisGroup]:
-        """Return all groups of this rank; a group that serves for several fields appears once."""
+        """Return all groups of this rank; a group that several fields share appears once."""
         groups = (getattr(self, field.name) for field in fields(self))
         return list(dict.fromkeys(group for group in groups if group is not None))

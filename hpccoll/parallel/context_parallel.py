@@ -1,23 +1,24 @@
 """Context parallelism: the positions of each sequence are split over cp, and keys and values travel around a ring.
 
-All layers but attention treat each position by itself. In attention, the queries of a rank meet the keys and values of
-all ranks, one block (the keys and values of one rank) after the other. While a rank computes with one block, it sends
-this block onward and receives the next one. The passes are
+All layers except attention treat each position independently. In attention, a rank applies its queries to the keys and
+values of all ranks, one block (the keys and values of one rank) after the other. While a rank computes with a block, it
+sends this block onward and receives the next one. The passes are
 
     forward    o, l = attend(q, k, v) for each block, merged by the log-sum-exp l of the scores of all blocks
     backward   p = exp(q k^T / sqrt(a) - l);   dv += p^T do;   ds = p (do v^T - sum(do o)) / sqrt(a)
                dq += ds k;   dk += ds^T q
 
 The blocks are sent as in the plan all_gather/ring, but a rank uses each block when it arrives, and keeps none. The
-gradients dk and dv of a block follow it around the ring, and each rank adds its own. The messages with gradients are
-those of the plan reduce_scatter/ring with ranks counted backwards, because the ring of that plan runs against the
-direction of all_gather/ring. `hpccoll verify` proves both plans. A rank sends 2 b t/n h (n-1) elements in a forward and
-twice as many in a backward pass.
+gradients dk and dv of a block travel around the ring after the block, and each rank adds its addend to them. The
+messages with gradients are those of the plan reduce_scatter/ring with ranks counted backwards, because the rings of
+reduce_scatter/ring and all_gather/ring run in opposite directions. `hpccoll verify` proves both plans. With b samples,
+t positions and h features on n ranks, a rank sends 2 b t/n h (n-1) elements in a forward pass and twice as many in a
+backward pass.
 
-Causal attention needs about half of the scores, and early positions attend to few keys. For equal work, positions are
-cut into 2n parts, and rank r has the parts r and 2n-1-r (zigzag). All queries of a rank attend to the first half of a
-lower rank's block. The second half of the queries attends to all of a higher rank's block. For its own block, a rank
-computes all scores and masks half of them.
+Causal attention needs about half of the scores, and early positions attend to few keys. To give n ranks equal work,
+positions are cut into 2n parts, and rank r has the parts r and 2n-1-r (zigzag). All queries of a rank attend to the
+first half of a lower rank's block. The second half of the queries attends to all of a higher rank's block. For its own
+block, a rank computes all scores and masks half of them.
 
 Shapes: b samples, t positions, n ranks of cp, m heads on this rank, a features of a head; h = m a. Sources: Liu,
 Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite context", arXiv 2310.01889;
@@ -41,7 +42,7 @@ BLOCK_TAG, GRADIENT_TAG = 1, 2
 
 
 def take_own_positions(x: Any, dim: int, cp: AxisGroup) -> Any:
-    """Return this rank's positions along `dim` of `x`: two of 2 n equal parts for n context-parallel ranks; local."""
+    """Return this rank's positions along `dim` of `x`: parts r and 2n-1-r of 2n equal parts for rank r of n; local."""
     return take_positions(x, dim, cp.size, cp.index)
 
 
@@ -58,15 +59,9 @@ def take_positions(x: Any, dim: int, size: int, index: int) -> Any:
 def attend_around_ring(queries: Any, keys: Any, values: Any, cp: AxisGroup, *, is_causal: bool = True) -> Any:
     """Return the attention of this rank's positions to those of all context-parallel ranks; collective over `cp`.
 
-    The backward pass is collective as well. The shapes are (samples, heads, own positions, features of a head).
-
-    Args:
-        queries: the queries of this rank's positions.
-        keys: the keys of this rank's positions, in the shape of the queries.
-        values: the values of this rank's positions, in the shape of the queries.
-        cp: the group of ranks that share the positions.
-        is_causal: whether positions attend only to themselves and to earlier positions. The positions must then be
-            those of `take_own_positions`; otherwise, each rank may have any positions, as many as the other ranks.
+    The backward pass is collective as well. All tensors have the shape (samples, heads, this rank's positions, features
+    per head). With `is_causal`, positions attend only to themselves and to earlier positions, and must be those of
+    `take_own_positions`. Without `is_causal`, ranks may have any positions in equal numbers.
     """
     return _RingAttention.apply(queries, keys, values, cp, is_causal)
 
@@ -88,7 +83,7 @@ def _list_rounds(operation: Operation, index: int, size: int, *, counts_backward
     """
 
     def renumber(rank: int) -> int:
-        """Return the number of a rank in the direction in which the plan counts ranks."""
+        """Convert the index of a rank or block along cp to its number in the plan, or the number to the index."""
         return size - 1 - rank if counts_backwards else rank
 
     column = get_algorithm(operation, "ring").plan(size).column(renumber(index))
@@ -109,47 +104,44 @@ def _start_send(x: Any, dest: int, tag: int, cp: AxisGroup) -> None:
 
 
 def _receive_blocks(own: Any, cp: AxisGroup) -> Iterator[tuple[int, Any]]:
-    """Yield (index, keys and values) of each context-parallel rank, this rank's first; the next block is in flight.
+    """Yield (index, keys and values) of each context-parallel rank, this rank's first, while the next ones arrive.
 
-    A block has the shape (2, samples, heads, own positions, features). Collective over `cp`.
+    Keys and values are one tensor of shape (2, samples, heads, positions of a rank, features). Collective over `cp`.
     """
     blocks = {cp.index: own}
     del own  # the memory of each block is free once it has been used and sent
-    for each in _list_rounds(Operation.ALL_GATHER, cp.index, cp.size):
-        block = blocks.pop(each.sent)
-        receive = cp.start_recv(torch.empty_like(block), each.source, BLOCK_TAG)
-        _start_send(block, each.dest, BLOCK_TAG, cp)
-        yield each.sent, block
-        blocks[each.received] = cp.wait(receive)
+    for ring_round in _list_rounds(Operation.ALL_GATHER, cp.index, cp.size):
+        block = blocks.pop(ring_round.sent)
+        receive = cp.start_recv(torch.empty_like(block), ring_round.source, BLOCK_TAG)
+        _start_send(block, ring_round.dest, BLOCK_TAG, cp)
+        yield ring_round.sent, block
+        blocks[ring_round.received] = cp.wait(receive)
     yield from blocks.items()
 
 
 def _sum_block_gradients(addends: Iterable[tuple[int, Any]], cp: AxisGroup) -> Any:
     """Return the sum over ranks of the gradients of this rank's keys and values; collective over `cp`.
 
-    The shape is (2, samples, heads, own positions, features).
-
-    Args:
-        addends: index and addend of the gradient of each rank's block, in the order of `_receive_blocks`. The next
-            addend is computed while the last one is in flight.
-        cp: the group of ranks.
+    The shape of the sum is (2, samples, heads, this rank's positions, features). `addends` yields, for each block, the
+    block's index and this rank's addend of the block's gradient, in the order of `_receive_blocks`. The next addend is
+    computed while the previous one is in flight.
     """
     rounds = _list_rounds(Operation.REDUCE_SCATTER, cp.index, cp.size, counts_backwards=True)
-    by_sent, own, receive = {each.sent: each for each in rounds}, None, None
+    by_sent, own, receive = {ring_round.sent: ring_round for ring_round in rounds}, None, None
     for index, addend in addends:
         if index == cp.index:
             own = addend
             continue
         if receive is not None:
             addend.add_(cp.wait(receive))
-        each = by_sent[index]
-        receive = cp.start_recv(torch.empty_like(addend), each.source, GRADIENT_TAG)
-        _start_send(addend, each.dest, GRADIENT_TAG, cp)
+        ring_round = by_sent[index]
+        receive = cp.start_recv(torch.empty_like(addend), ring_round.source, GRADIENT_TAG)
+        _start_send(addend, ring_round.dest, GRADIENT_TAG, cp)
     return own if receive is None else own + cp.wait(receive)
 
 
 class _Pairs(NamedTuple):
-    """The queries of this rank, and the keys of another rank, for which it computes scores, as slices of positions."""
+    """The slice of this rank's queries, and the slice of another rank's keys, between which scores are computed."""
 
     queries: slice
     keys: slice
@@ -170,7 +162,8 @@ def _select_pairs(mine: int, index: int, length: int, *, is_causal: bool) -> _Pa
 def _compute_scores(scaled: Any, keys: Any, *, is_diagonal: bool) -> Any:
     """Return the scores of queries (b, m, q, a), already scaled, and keys (b, m, k, a), as (b, m, q, k).
 
-    With `is_diagonal`, the scores of keys after the query's position are -inf. b counts samples, m heads, a features.
+    With `is_diagonal`, the scores of keys after the query's position are -inf. In shapes, b is the number of samples, m
+    of heads, q of queries, k of keys and a of features per head.
     """
     scores = scaled @ keys.transpose(2, 3)
     if is_diagonal:
@@ -187,7 +180,7 @@ class _RingAttention(torch.autograd.Function):  # type: ignore[misc] # torch has
 
     @staticmethod
     def forward(ctx: Any, queries: Any, keys: Any, values: Any, cp: AxisGroup, is_causal: bool) -> Any:
-        """Return the attention of this rank's queries to all keys, shape (samples, heads, own positions, features)."""
+        """Return the attention of this rank's queries to all keys: (samples, heads, own positions, features)."""
         scaled, output = queries / queries.shape[3] ** 0.5, torch.zeros_like(queries)  # (b, m, t/n, a)
         log_sum = queries.new_full((*queries.shape[:3], 1), -torch.inf)  # (b, m, t/n, 1)
         for index, (k, v) in _receive_blocks(torch.stack((keys, values)), cp):

@@ -40,8 +40,8 @@ class ShardPiece(NamedTuple):
 def note_backward_pass(parameter: Any, missing: dict[Any, int], view: Any | None) -> None:
     """Record that a backward pass has added to a parameter's gradient, and move the gradient to `view`, if given.
 
-    `missing` has, by parameter, the number of backward passes that have not added to its gradient yet. Raises
-    UsageError if none is missing.
+    `missing` has, by parameter, the number of backward passes that have not added to its gradient yet; the call updates
+    `missing`. Raises UsageError if all backward passes of the parameter have been recorded already.
     """
     if parameter not in missing:
         raise UsageError(
@@ -66,7 +66,7 @@ class _Bucket:
         self.work: Work[Any] | None = None
 
     def zero_unused(self) -> None:
-        """Set the gradients of parameters to zero that no backward pass of the step has used."""
+        """Set to zero the gradients of parameters that no backward pass of the step has used."""
         for parameter in self.missing:
             if parameter.grad is None:
                 parameter.grad = self.views[parameter].zero_()
@@ -77,7 +77,7 @@ class GradientBuckets:
 
     A training step calls `begin`, runs its backward passes, and calls `finish`. Afterwards each `parameter.grad` is the
     sum over the ranks of `dp`, as a view of a buffer. Buckets are in reverse order of the parameters, the order in
-    which the backward pass completes the gradients. All ranks start the all_reduces in this order.
+    which the backward pass completes the gradients. All ranks start the all_reduces in the order of the buckets.
 
     The constructor is collective over `dp`. On CPUs, the buffers are symmetric, so that ranks of a node reduce them in
     place. If `dp` spans several nodes, a thread advances the all_reduces while the backward pass computes. Within a
@@ -97,7 +97,7 @@ class GradientBuckets:
             return
         bucket: list[Any] = []
         for parameter in reversed(parameters):
-            if bucket and sum(each.nbytes for each in [*bucket, parameter]) > max_bytes:
+            if bucket and sum(member.nbytes for member in [*bucket, parameter]) > max_bytes:
                 self._add_bucket(bucket)
                 bucket = []
             bucket.append(parameter)
@@ -124,10 +124,9 @@ class GradientBuckets:
     def begin(self, passes: Mapping[Any, int]) -> None:
         """Start a training step: forget the gradients of the last step; local.
 
-        Args:
-            passes: for each parameter, the number of backward passes of this step that add to its gradient. An
-                all_reduce starts after the last of them, so that the gradients of several micro-batches are summed over
-                the ranks once.
+        `passes` has, for each parameter, the number of backward passes of this step that add to its gradient. An
+        all_reduce starts after the last backward pass, so that the gradients of several micro-batches are summed over
+        the ranks once.
         """
         self._started = 0
         for parameter in self.parameters:
@@ -167,11 +166,7 @@ class GradientBuckets:
 class ReplicatedParameters:
     """Parameters that each rank of a group holds whole (no ZeRO), with the interface of `ZeroShards` (zero.py).
 
-    The constructor is collective over the groups.
-
-    Args:
-        groups: by parameter, the group of ranks that hold it.
-        bucket_bytes: size limit of a bucket of gradients.
+    The constructor is collective over the groups. `groups` has, by parameter, the group of ranks that hold it.
     """
 
     def __init__(self, groups: Mapping[Any, AxisGroup], bucket_bytes: int) -> None:
@@ -192,10 +187,7 @@ class ReplicatedParameters:
         return []
 
     def begin(self, passes: Mapping[Any, int]) -> None:
-        """Start a training step: forget the gradients of the last step; local.
-
-        `passes` has, for each parameter, the number of backward passes of the step that add to its gradient.
-        """
+        """Start a training step, as `GradientBuckets.begin` does; local."""
         for buckets in self._buckets:
             buckets.begin(passes)
 

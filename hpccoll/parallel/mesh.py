@@ -1,9 +1,9 @@
 """The ranks of a job as a mesh of axes: data (dp), tensor (tp), pipeline (pp), context (cp), expert (ep) parallelism.
 
 The batch is split over dp and ep, and the sequence of each sample over cp. Parameters are split over tp and pp, and
-those of experts also over ep. Over the other axes, parameters are replicated.
+those of experts also over ep. Parameters are replicated over all axes that do not split them.
 
-From the innermost axis, whose neighbours are consecutive ranks, to the outermost one, the axes are tp, ep, cp, dp and
+The axes are, from the innermost axis (whose neighbours are consecutive ranks) to the outermost one: tp, ep, cp, dp and
 pp. The tp axis is innermost because every layer communicates along it: the ranks of a tp group share a node if
 possible. The pp axis is outermost because a pipeline sends the fewest messages, so stages may be on different nodes.
 """
@@ -45,10 +45,8 @@ class Mesh:
         """Return the mesh that a string such as `dp` or `dp=2,tp=2` describes for a job of `ranks` ranks.
 
         An axis without a number gets `ranks` divided by the other axes' numbers. The order of axes does not matter, and
-        `dp2` is short for `dp=2`. If `ranks` is None, all axes need a number.
-
-        Raises:
-            UsageError: an unknown or repeated axis, an invalid number, or a product that does not match `ranks`.
+        `dp2` is short for `dp=2`. If `ranks` is None, all axes need a number. Raises UsageError for an unknown or
+        repeated axis, an invalid number, or a product that does not match `ranks`.
         """
         sizes: dict[str, int | None] = {}
         for word in strategy.split(","):
@@ -146,7 +144,7 @@ def slice_microbatches(batch: int, mesh: Mesh, sampler: int, microbatches: int) 
 
 
 def _split_word(word: str) -> tuple[str, str]:
-    """Return the axis and the number of a word such as `dp=2` or `dp2`."""
+    """Return the axis and the number of a word such as `dp=2` or `dp2` as strings; a missing number is empty."""
     if word[:2] in AXES and word[2:].isdecimal():
         return word[:2], word[2:]
     axis, _, number = word.partition("=")
@@ -162,7 +160,11 @@ def split_strategy_words(strategy: str) -> tuple[str, list[str], bool]:
 
 
 def _resolve_sizes(strategy: str, sizes: dict[str, int | None], ranks: int | None) -> dict[str, Any]:
-    """Replace a None in `sizes` (ranks by axis) such that the product is `ranks`; raise UsageError if impossible."""
+    """Return `sizes` with a None replaced such that the product is `ranks`; raise UsageError if this is impossible.
+
+    `sizes` has the ranks by axis. If `ranks` is None, axes with None are left out. `strategy` is the user's string,
+    which error messages quote.
+    """
     known = {axis: size for axis, size in sizes.items() if size is not None}
     if ranks is None:
         return known

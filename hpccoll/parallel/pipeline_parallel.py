@@ -1,10 +1,10 @@
 """Pipeline parallelism: each rank executes its program of a pipeline schedule, which is a plan.
 
-A schedule (hpccoll.plan.Schedule) lists the passes, sends and receives of every rank. `check_schedule` proves it before
-it runs, so the executor does not check the order of actions. Sends and receives do not block: a pass waits for its
-input. Messages of one direction between two ranks are sent and received in the order of the schedule.
-
-The layers of a stage leave the gradients of their weights to the backward pass for weights (weight_gradients.py).
+A schedule (hpccoll.plan.Schedule) lists the passes, sends and receives of every rank. `check_schedule` proves a
+schedule before it runs, so the executor does not check the order of actions. Sends and receives do not block; a pass
+blocks until its input has arrived. Messages of one direction between two ranks are sent and received in the order of
+the schedule. If a schedule has backward passes for weights only, the layers of a stage leave the gradients of their
+weights to these passes (weight_gradients.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRank:
-    """What one rank of a pipeline needs to run it: its stages, the schedule, the loss, and the group of its ranks."""
+    """One rank's part of a pipeline: the schedule, the rank's stages, the loss, and the group of all the ranks."""
 
     schedule: Schedule
     stages: Mapping[int, PipelineStage]  # this rank's stages by number
@@ -59,11 +59,9 @@ class PipelineRank:
     def run_step(self, microbatches: Sequence[Any]) -> float:
         """Run all micro-batches forward and backward, adding to the parameters' gradients; collective over `pp`.
 
-        Args:
-            microbatches: the samples of each micro-batch (b, features); stages after the first use only b.
-
-        Returns:
-            The sum of the losses on the rank of the last stage, 0 on other ranks. All sends have completed on return.
+        `microbatches` has the samples of each micro-batch (b, features); later stages use only the number b of samples.
+        Returns the sum of the losses on the rank of the last stage, 0 on other ranks. All sends have completed on
+        return.
         """
         executor = _ProgramExecutor(self, microbatches)
         for step in self.schedule.programs[self.pp.index]:
@@ -93,7 +91,7 @@ class _ProgramExecutor:
 
     def __init__(self, rank: PipelineRank, microbatches: Sequence[Any]) -> None:
         self.rank, self.schedule, self.microbatches = rank, rank.schedule, microbatches
-        self.inputs: dict[tuple[int, int], Any] = {}  # outputs of stages on this rank, for the next stage
+        self.inputs: dict[tuple[int, int], Any] = {}  # inputs of stages from the stage before, if it is on this rank
         self.receives: dict[tuple[PassDirection, int, int], Work[Any]] = {}
         self.activations: dict[tuple[int, int], tuple[Any, Any]] = {}  # input and output of a stage
         self.output_gradients: dict[tuple[int, int], Any] = {}
@@ -104,8 +102,8 @@ class _ProgramExecutor:
     def execute(self, action: PipelineAction) -> None:
         """Execute one action of the schedule: a pass, or the start of a send or receive.
 
-        REDUCE_GRAD needs no action here, because the trainer sums the gradients after all programs, nor do UNSHARD and
-        RESHARD, because each rank keeps the weights of its stages, nor do waits, because sends keep their data alive.
+        Actions of other kinds do nothing: the trainer sums the gradients after all programs (REDUCE_GRAD), each rank
+        always has the weights of its stages (UNSHARD and RESHARD), and sends keep their data alive (waits for sends).
         """
         kind, stage, microbatch = action
         if kind == ActionKind.FORWARD:
@@ -120,7 +118,7 @@ class _ProgramExecutor:
             self.receive(action)
 
     def run_forward(self, stage: int, microbatch: int, *, computes_loss: bool) -> None:
-        """Run a stage forward on its input for a micro-batch, after waiting for a receive.
+        """Run a stage forward on its input for a micro-batch, after waiting for an input that another rank sends.
 
         On the last stage, the output is the loss if `computes_loss`.
         """
@@ -161,7 +159,10 @@ class _ProgramExecutor:
             self.input_gradients[key] = x.grad
 
     def send(self, action: PipelineAction) -> None:
-        """Start sending a stage's output to the next stage, or its input's gradient to the stage before."""
+        """Start sending a stage's output to the next stage, or its input's gradient to the stage before.
+
+        Does nothing if the receiving stage is on this rank, or for the output of the last stage.
+        """
         kind, stage, microbatch = action
         forward = kind == ActionKind.SEND_F
         dest = stage + 1 if forward else stage - 1
@@ -173,7 +174,10 @@ class _ProgramExecutor:
         self.rank.pp.start_send(x, self.schedule.stage_ranks[dest], direction)
 
     def receive(self, action: PipelineAction) -> None:
-        """Start receiving a stage's input, or the gradient of its output, without blocking."""
+        """Start receiving a stage's input, or the gradient of its output, without blocking.
+
+        Does nothing if the sending stage is on this rank, or for the input of the first stage.
+        """
         kind, stage, microbatch = action
         forward = kind == ActionKind.RECV_F
         source = stage - 1 if forward else stage + 1

@@ -1,17 +1,18 @@
 """Sequence parallelism: between tensor-parallel layers, each rank of tp holds 1/tp of the tokens of a micro-batch.
 
-Norms, sums with the residual stream, and biases after row-parallel layers treat each token by itself. With tensor
-parallelism alone, all ranks of tp compute them for all tokens and keep all activations. With sequence parallelism, each
-rank computes them for its own tokens. The reduce_scatter after a row-parallel layer and the all_gather before the next
-column-parallel layer together send as many bytes as the all_reduce that they replace.
+Norms, sums with the residual stream, and biases after row-parallel layers treat each token independently. With tensor
+parallelism alone, all ranks of tp compute norms, sums and biases for all tokens and keep all activations. With sequence
+parallelism, each rank computes norms, sums and biases for its own tokens. The reduce_scatter after a row-parallel layer
+and the all_gather before the next column-parallel layer together send as many bytes as the all_reduce that they
+replace.
 
     x_r                       # (b, t/tp, h): own tokens, before and after norms and sums
     y_r = act(all_gather(x) W_r^T + c_r)    # (b, t, hidden/tp): all tokens, own features
     z_r = reduce_scatter(y_r V_r^T) + d     # (b, t/tp, h)
 
-Column-parallel layers keep own tokens only, and gather the others again in the backward pass. The b t tokens are split
-in the order of the samples, so that the tokens of a rank are contiguous in memory. Norms, the biases d and position
-embeddings are applied to own tokens only, so each rank computes an addend of their gradients, to be summed over tp.
+Column-parallel layers keep only this rank's tokens, and gather all tokens again in the backward pass. The tokens are
+split in the order of the samples, so that the tokens of a rank are contiguous in memory. Each rank applies norms, the
+biases d and position embeddings to its own tokens only, so the gradients of these parameters must be summed over tp.
 
 Shapes: b samples, t positions, h features; tp divides t.
 Source: Korthikanti et al., "Reducing activation recomputation in large transformer models", arXiv 2205.05198.
@@ -47,11 +48,8 @@ def sum_to_own_tokens(x: Any, tp: AxisGroup) -> Any:
 def gather_tokens(x: Any, tp: AxisGroup, *, has_addends: bool) -> Any:
     """Return the tokens of all tensor-parallel ranks: (b, t/tp, h) -> (b, t, h); collective over `tp`.
 
-    Args:
-        x: this rank's tokens (b, t/tp, h): b samples, t positions, h features.
-        tp: the group of ranks that share the tokens.
-        has_addends: whether each rank computes an addend of the result's gradient, which the backward pass sums by a
-            reduce_scatter. If false, all ranks must compute the same gradient, and the backward pass is local.
+    `has_addends` states whether each rank computes an addend of the result's gradient, which the backward pass sums by
+    a reduce_scatter. If false, all ranks must compute the same gradient, and the backward pass is local.
     """
     return _GatherTokens.apply(x, tp, has_addends)
 
@@ -64,9 +62,7 @@ def apply_gathered_linears(
     Both passes are collective over `tp`.
 
     Args:
-        x: this rank's tokens (b, t/tp, h).
-        layers: weight (out/tp, h) and bias (out/tp) or None of each layer.
-        tp: the group of ranks that share the tokens and the output features.
+        layers: for each layer, the weight (out/tp, h), and the bias (out/tp) or None.
         deferred: None, or the list to which the backward pass appends the computation of the weights' gradients.
     """
     weights, biases = zip(*layers, strict=True)
@@ -119,7 +115,7 @@ class _GatherTokens(torch.autograd.Function):  # type: ignore[misc] # torch has 
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
-        """Return the gradient of this rank's tokens: (b, t, h) -> (b, t/tp, h)."""
+        """Return the gradient of this rank's tokens: (b, t, h) -> (b, t/tp, h); collective if `has_addends`."""
         return ctx.take(grad, ctx.tp), None, None
 
 
@@ -141,7 +137,7 @@ class _GatheredLinears(torch.autograd.Function):  # type: ignore[misc] # torch h
         """Return x W^T + c of all tokens for each layer (W, c): (b, t/tp, h) -> (b, t, out/tp); collective over `tp`.
 
         `deferred` is None, or the list to which the backward pass appends the computation of the weights' gradients.
-        Further arguments are tensors that autograd must see.
+        The remaining arguments are the weights and biases for which autograd needs gradients.
         """
         ctx.save_for_backward(x)
         ctx.tp, ctx.layers, ctx.deferred = tp, layers, deferred
@@ -150,7 +146,7 @@ class _GatheredLinears(torch.autograd.Function):  # type: ignore[misc] # torch h
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        """Return the gradients of this rank's tokens, of the weights (unless deferred) and biases.
+        """Return the gradients of this rank's tokens, of the weights (unless deferred) and of the biases.
 
         Collective over tp.
         """

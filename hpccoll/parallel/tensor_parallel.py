@@ -10,14 +10,13 @@ In the forward pass, `copy` is the identity and `reduce` an all_reduce; in the b
 and `copy` an all_reduce (Megatron-LM's f and g). So a column-parallel and a row-parallel layer together need one
 all_reduce of (b, features) in each pass. Weights have the shape (out, in), as in torch.nn.Linear.
 
-Alternatively, all layers are split by output, and each layer gathers its outputs. The backward pass of an all_gather is
-a reduce_scatter where each rank computes an addend of the gradient, and a slice where all ranks compute the same
-gradient, as after the last layer.
+Alternatively, all layers are split by output, and each layer gathers its outputs. The backward pass of this all_gather
+is a reduce_scatter if each rank computes an addend of the gradient. After the last layer, all ranks compute the same
+gradient, and the backward pass takes a slice of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,7 +69,7 @@ class _GatherFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] 
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, None, None, None]:
-        """Return this rank's features of the gradient, summed over tp unless all ranks have the same gradient."""
+        """Return this rank's features of the gradient, summed over tp (collective) unless all ranks have it whole."""
         if ctx.is_last:
             own = grad.split(ctx.features, 1)[ctx.tp.index]
         else:
@@ -81,7 +80,7 @@ class _GatherFromTensorParallel(torch.autograd.Function):  # type: ignore[misc] 
 def copy_to_tensor_parallel(x: Any, tp: AxisGroup) -> Any:
     """Return `x`, the input of a layer split by output, so that its gradient is summed over `tp`.
 
-    The forward pass is local; the backward pass is collective over `tp`.
+    The forward pass is local; the backward pass is collective over `tp`, unless `x` needs no gradient.
     """
     # The model's input needs no gradient, so the first layer skips the all_reduce of the backward pass.
     return _CopyToTensorParallel.apply(x, tp) if x.requires_grad else x
@@ -95,56 +94,36 @@ def reduce_from_tensor_parallel(x: Any, tp: AxisGroup) -> Any:
     return _ReduceFromTensorParallel.apply(x, tp)
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnParallelLinear:
-    """A linear layer split by output: weight (out/tp, in), bias (out/tp); x (b, in) -> (b, out/tp).
+def apply_column_parallel(
+    x: Any, weight: Any, bias: Any, tp: AxisGroup, deferred: list[WeightProduct] | None = None
+) -> Any:
+    """Apply a linear layer split by output: weight (out/tp, in), bias (out/tp); x (b, in) -> (b, out/tp).
 
-    The forward pass is local; the backward pass is collective over `tp`, unless `x` needs no gradient.
+    The forward pass is local; the backward pass is collective over `tp`, unless `x` needs no gradient. If `deferred` is
+    a list, the backward pass appends the factors of the weight's gradient to it instead of computing the gradient, as
+    in `apply_linear`.
     """
-
-    weight: Any
-    bias: Any
-    tp: AxisGroup
-    deferred: list[WeightProduct] | None = None
-
-    def __call__(self, x: Any) -> Any:
-        return apply_linear(copy_to_tensor_parallel(x, self.tp), self.weight, self.bias, self.deferred)
+    return apply_linear(copy_to_tensor_parallel(x, tp), weight, bias, deferred)
 
 
-@dataclass(frozen=True, slots=True)
-class RowParallelLinear:
-    """A linear layer split by input: weight (out, in/tp), whole bias (out); x (b, in/tp) -> (b, out).
+def apply_row_parallel(
+    x: Any, weight: Any, bias: Any, tp: AxisGroup, deferred: list[WeightProduct] | None = None
+) -> Any:
+    """Apply a linear layer split by input: weight (out, in/tp), whole bias (out); x (b, in/tp) -> (b, out).
 
-    The forward pass is collective over `tp`; the backward pass is local.
+    The forward pass is collective over `tp`; the backward pass is local. `deferred` is as in `apply_column_parallel`.
     """
-
-    weight: Any
-    bias: Any
-    tp: AxisGroup
-    deferred: list[WeightProduct] | None = None
-
-    def __call__(self, x: Any) -> Any:
-        # Add the bias after the all_reduce, because a bias added on each rank before the sum would count tp times.
-        partial_sum = apply_linear(x, self.weight, deferred=self.deferred)
-        return reduce_from_tensor_parallel(partial_sum, self.tp) + self.bias
+    # Add the bias after the all_reduce, because a bias added on each rank before the sum would count tp times.
+    return reduce_from_tensor_parallel(apply_linear(x, weight, deferred=deferred), tp) + bias
 
 
-@dataclass(frozen=True, slots=True)
-class GatheredColumnLinear:
-    """A linear layer split by output that gathers its output: weight (out/tp, in); x (b, in) -> (b, out).
+def gather_columns(y: Any, tp: AxisGroup, features: tuple[int, ...], is_last: bool) -> Any:
+    """Return the whole output of a layer split by output: y (b, out features of this rank) -> (b, out).
 
-    Each rank has the whole `x`, but its backward pass returns only an addend of the gradient of `x`. The backward pass
-    of the layer before sums the addends by a reduce_scatter. So either all layers of a model are of this kind, or none
-    is. The forward pass is collective over `tp`, and so is the backward pass of every layer but the last.
+    `features` has the number of output features of each rank of `tp`. Each rank has the layer's whole input, but
+    computes only an addend of the input's gradient in the backward pass, and the backward pass of the layer before sums
+    the addends by a reduce_scatter. So either all layers of a model gather their outputs, or none. The last layer
+    (`is_last`) needs no sum, because all ranks compute the same loss from its output. The forward pass is collective
+    over `tp`, and so is the backward pass of every layer but the last.
     """
-
-    weight: Any
-    bias: Any
-    tp: AxisGroup
-    out_features: tuple[int, ...]  # of each rank of tp
-    is_last: bool  # whether all ranks compute the same loss from the output, instead of addends of its gradient
-    deferred: list[WeightProduct] | None = None
-
-    def __call__(self, x: Any) -> Any:
-        y = apply_linear(x, self.weight, self.bias, self.deferred)
-        return _GatherFromTensorParallel.apply(y, self.tp, self.out_features, self.is_last)
+    return _GatherFromTensorParallel.apply(y, tp, features, is_last)

@@ -32,9 +32,8 @@ def sum_cross_entropy(logits: Any, targets: Any, first: int, tp: AxisGroup) -> A
 
     Args:
         logits: this rank's logits, shape (positions, tokens of the vocabulary / ranks).
-        targets: the right token of each position, the same on all ranks of `tp`.
+        targets: the correct token of each position, the same on all ranks of `tp`.
         first: the token of the first logit.
-        tp: the group of ranks that share the vocabulary.
     """
     return _SumCrossEntropy.apply(logits, targets, first, tp)
 

@@ -2,8 +2,9 @@
 
 In a zero-bubble pipeline schedule, a backward pass for inputs (I) is followed later by a backward pass for weights (W)
 of the same micro-batch. A linear layer's gradient of the input and its gradient of the weight are one matrix product
-each, so I and W together compute as much as one full backward pass. After I, a layer keeps only these factors of its
-weight's gradient. The gradients of biases, norms and embeddings take little time, and I computes them.
+each, so the passes I and W together compute as much as one full backward pass. After the pass I, a layer keeps only the
+factors of its weight's gradient: its input and its output's gradient. The gradients of biases, norms and embeddings
+take little time, and the pass I computes them.
 
 Source: Qi, Wan, Huang and Lin, "Zero bubble pipeline parallelism", ICLR 2024 (arXiv 2401.10241).
 """
@@ -29,17 +30,17 @@ class WeightProduct(NamedTuple):
 
 
 def add_weight_gradients(products: Sequence[WeightProduct]) -> None:
-    """Compute the weights' gradients and add them by a backward pass, so that hooks on the gradients are called."""
+    """Compute the weights' gradients and add them to `grad` by a backward pass, so that hooks on `grad` are called."""
     for product in products:
         _ComputeLater.apply(product.weight, (product,)).backward()
 
 
 class _ComputeLater(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """An autograd function whose backward pass computes the gradient of a weight, which autograd keeps uncopied."""
+    """An autograd function whose backward pass computes a weight's gradient, which autograd stores without copying."""
 
     @staticmethod
     def forward(ctx: Any, weight: Any, product: tuple[WeightProduct]) -> Any:
-        """Return a scalar without a meaning, whose backward pass computes the weight's gradient.
+        """Return the scalar 0, whose backward pass computes the weight's gradient.
 
         `product` is a tuple, because torch differentiates arguments that are tensors.
         """
@@ -64,7 +65,7 @@ def apply_linear(x: Any, weight: Any, bias: Any = None, deferred: list[WeightPro
 
 
 class _DeferringLinear(torch.autograd.Function):  # type: ignore[misc] # torch has no types here
-    """A linear layer as an autograd function that leaves the weight's gradient to later, so no hook on it is called."""
+    """A linear layer as an autograd function that does not compute the weight's gradient, but keeps its factors."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, bias: Any, weights: tuple[Any], deferred: list[WeightProduct]) -> Any:

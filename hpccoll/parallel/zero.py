@@ -1,10 +1,10 @@
 """ZeRO: the replicas of a parameter split the training state among themselves instead of each keeping all of it.
 
-With n ranks, each keeps 1/n of the optimizer's state (ZeRO-1), of the gradients as well (ZeRO-2), and of the parameters
-as well (ZeRO-3). The parameters of a part of the model, such as a layer or a block, are joined to one flat tensor (a
-unit), padded to a multiple of n elements. The shard of rank r is the r-th of n equal parts of the unit, and may begin
-and end inside a parameter. So one collective moves a unit, and the optimizer updates one tensor per unit. The optimizer
-must be elementwise, such as SGD or Adam.
+Each of n ranks keeps 1/n of the optimizer's state (ZeRO-1), or 1/n of this state and of the gradients (ZeRO-2), or 1/n
+of this state, the gradients and the parameters (ZeRO-3). The parameters of a part of the model, such as a layer or a
+block, are joined to one flat tensor (a unit), padded to a multiple of n elements. The shard of rank r is the r-th of n
+equal parts of the unit, and may begin and end inside a parameter. One collective moves a whole unit, and the optimizer
+updates one tensor per unit. The optimizer must be elementwise, such as SGD or Adam.
 
 | | ZeRO-1 | ZeRO-2 | ZeRO-3 |
 |---|---|---|---|
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 
 class ZeroUnit:
-    """Parameters as one flat tensor of p elements, of which each of n ranks owns a shard; collective over `group`.
+    """Parameters as one flat tensor of p elements, of which each of the n ranks of `group` owns a shard.
+
+    The constructor is collective over `group`.
 
     Attributes:
         shard: this rank's p/n elements, a leaf tensor; `shard.grad` is the shard of the gradient.
@@ -104,7 +106,7 @@ class ZeroUnit:
             parameter.data = view
 
     def release(self) -> Any:
-        """Detach the parameters from the whole tensor and return it; they keep their shapes, but no values."""
+        """Return the whole tensor after detaching the parameters, which keep their shapes, but no values."""
         whole, self.whole = self.whole, None
         for parameter, shape in zip(self.parameters, self._shapes, strict=True):
             parameter.data = parameter.data.new_empty(()).expand(shape)
@@ -143,13 +145,13 @@ class _ReductionSlot:
     def __init__(self, units: Sequence[ZeroUnit]) -> None:
         self.group, like = units[0].group, units[0].shard
         self.buffer = self.group.empty(max(unit.count for unit in units), like)
-        self.addend = like.detach().new_empty(0)  # the sum of a pass after the first one
+        self.addend = like.detach().new_empty(0)  # sums of a pass after the first one, added to `shard.grad`
         self._addend_length = max(unit.length for unit in units)
         self._unit: ZeroUnit | None = None
         self._work: Work[Any] | None = None
 
     def start(self, unit: ZeroUnit) -> None:
-        """Block until the slot is free, then start to reduce a unit's gradients over the ranks into `shard.grad`."""
+        """Block until the slot is free, then start to reduce a unit's gradients into `shard.grad`; collective."""
         self.finish()
         whole = self.buffer[: unit.count]
         unit.move_gradients(whole)
@@ -251,8 +253,7 @@ class ZeroShards:
     def begin(self, passes: Mapping[Any, int]) -> None:
         """Start a training step: forget the gradients of the last step; local.
 
-        Args:
-            passes: for each parameter, the number of backward passes of this step that add to its gradient.
+        `passes` has, for each parameter, the number of backward passes of this step that add to its gradient.
         """
         for unit in self.units:
             unit.reductions = 0
@@ -263,8 +264,8 @@ class ZeroShards:
     def run(self, stage: int, number: int, function: Callable[[Any], Any], x: Any) -> Any:
         """Run part `number` of a stage: return function(x) with the part's parameters gathered; collective.
 
-        ZeRO-3 gathers the part's parameters for the forward and the backward pass. While the part computes, it gathers
-        the parameters of the part that computes next. Afterwards it frees those that no later part of the stage uses.
+        ZeRO-3 gathers the part's parameters for the forward and the backward pass. While the part computes, the
+        parameters of the next part are gathered. Afterwards, parameters that no later part of the stage uses are freed.
         """
         if self.level < 3:
             return function(x)
@@ -306,16 +307,21 @@ class ZeroShards:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Context manager in whose body all parameters are whole, also with ZeRO-3; collective."""
+        """Context manager in whose body all parameters are whole, also with ZeRO-3; collective.
+
+        If the body raises an exception, ZeRO-3 frees the gathered parameters as well.
+        """
         self._gather([self.units] if self.level == 3 else [])
         self._keeps_whole = True
-        yield
-        self._keeps_whole = False
-        for unit in self.units if self.level == 3 else []:
-            self._release(unit)
+        try:
+            yield
+        finally:
+            self._keeps_whole = False
+            for unit in self.units if self.level == 3 else []:
+                self._release(unit)
 
     def gather_tensors(self, own: Sequence[Any]) -> list[Any]:
-        """Return whole tensors like the parameters from tensors like `shards`, such as their gradients; collective."""
+        """Return all ranks' `own` (in the shapes of `shards`) as tensors in the parameters' shapes; collective."""
         tensors: dict[Any, Any] = {}
         for unit, shard in zip(self.units, own, strict=True):
             whole = unit.group.all_gather(shard.detach(), (unit.length,) * unit.group.size)
@@ -350,7 +356,7 @@ class ZeroShards:
             self._start_reduction(unit)
 
     def _start_reduction(self, unit: ZeroUnit) -> None:
-        """Start the reduce_scatter of a unit's gradients; ZeRO-3 frees the unit's parameters."""
+        """Start the reduce_scatter of a unit's gradients; ZeRO-3 frees the unit's parameters. Collective."""
         if unit.level == 1:
             unit.reductions += 1
             unit.move_gradients(unit.gradients)
@@ -362,7 +368,10 @@ class ZeroShards:
         self._release(unit)
 
     def _gather(self, parts: Sequence[Sequence[ZeroUnit]]) -> None:
-        """Start to gather the units of several parts of the model, and block until those of the first are complete."""
+        """Start to gather the units of several parts of the model; block until the first part's units are complete.
+
+        Collective.
+        """
         for unit in (unit for part in parts for unit in part if unit.whole is None):
             free = self._free[unit.count]
             whole = free.pop() if free else unit.shard.detach().new_empty(unit.count)
@@ -383,8 +392,8 @@ class ZeroShards:
     def _pack(self, x: Any) -> Any:
         """Return the object that autograd saves in place of a tensor for the backward pass.
 
-        For a view of gathered parameters, this is their unit, and the view's size, strides and offset, so that the
-        parameters can be freed and gathered again. For other tensors, it is the tensor without its gradient.
+        For a view of gathered parameters, the object is their unit and the view's size, strides and offset, so that
+        the parameters can be freed and gathered again. For any other tensor, the object is the tensor, detached.
         """
         unit = self._by_memory.get(x.untyped_storage().data_ptr())
         if unit is None:
@@ -392,7 +401,7 @@ class ZeroShards:
         return unit, x.size(), x.stride(), x.storage_offset()
 
     def _unpack(self, packed: Any) -> Any:
-        """Return the tensor that `_pack` was given; its unit must be gathered again by now."""
+        """Return the tensor that `_pack` replaced, whose unit must have been gathered again."""
         if isinstance(packed, torch.Tensor):
             return packed
         unit, *place = packed

@@ -27,7 +27,6 @@ class ParityMesh:
     A mesh arranges the ranks along axes: dp (data), tp (tensor), pp (pipeline), cp (context) and ep (experts).
 
     Attributes:
-        comm: the Communicator of all ranks.
         sizes: the numbers of ranks along the axes dp, tp, pp, cp and ep.
         coordinates: this rank's index along each axis, by the axis's name.
         sampler: the index of this rank's part of the batch; the batch is split over dp and ep.
@@ -39,7 +38,7 @@ class ParityMesh:
 
     @cached_property
     def device_mesh(self) -> Any:
-        """The mesh as torch's DeviceMesh, with dimensions named pp, dp and tp, and cp and ep if they have ranks.
+        """The mesh as torch's DeviceMesh, with dimensions pp, dp and tp, and cp and ep if they have several ranks.
 
         The first access is collective.
         """
@@ -60,21 +59,21 @@ class ParityMesh:
 
 @dataclass(frozen=True, slots=True)
 class ParityCase:
-    """What `hpccoll parity` checks: a model, a batch, and how one rank of a mesh trains its part of the model.
+    """The input of `hpccoll parity`: a model, a batch, and how one rank of a mesh trains its part of the model.
 
-    Each rank makes the same case by the same function of the user.
+    Each rank makes the same case by calling the same function of the user.
 
     Attributes:
         model: the whole model with its initial parameters.
-        batch: the tensors of the whole batch; dimension 0 of each counts the samples.
+        batch: the tensors of the whole batch, each with one entry per sample along dimension 0.
         loss: `loss(model, *batch)` returns the mean loss over the samples of a batch.
         wrap: `wrap(model, mesh)` returns this rank's module, or a list of modules (pipeline stages), for a ParityMesh.
             The default is torch's DistributedDataParallel, for meshes with the axis dp only.
         backward: `backward(wrapped, batch, mesh)` adds the gradients of this rank's part of the batch to `grad` of the
             parameters, and returns the mean loss of the part, or None on a rank that does not compute the loss. The
-            default backpropagates the mean loss, one micro-batch after the other, for gradients that are averaged over
-            dp afterwards, as DistributedDataParallel and FSDP do.
-        microbatches: the number of micro-batches of each rank's part.
+            default backpropagates the mean loss, one micro-batch after the other, and relies on a wrapper such as
+            DistributedDataParallel or FSDP to average gradients over dp.
+        microbatches: the number of micro-batches of each rank's part of the batch.
     """
 
     model: Any
@@ -124,7 +123,7 @@ class ParityCase:
         total = 0.0
         for part in self.list_parts(sizes)[mesh.sampler]:
             loss = self.loss(wrapped, *(x[part] for x in whole))
-            # With this weight, the average of the losses over dp is the mean over all samples, even for unequal parts.
+            # With this factor, the average over dp is the mean loss of all samples, even for parts of unequal size.
             (loss * (_count(part) * sizes.samplers / self.samples)).backward()
             total += float(loss.detach()) * _count(part) / _count(own)
         return total
@@ -136,12 +135,10 @@ def _count(part: slice) -> int:
 
 
 def load_build_function(reference: str) -> Callable[[], ParityCase]:
-    """Return the user's function that `reference`, `FILE.py:FUNCTION` or `MODULE:FUNCTION`, names.
+    """Return the user's function that `reference` names as `FILE.py:FUNCTION` or `MODULE:FUNCTION`.
 
-    Runs the file or imports the module. `build_case` calls the function.
-
-    Raises:
-        UsageError: no such file, module or function, or the file raises an exception.
+    Runs the file or imports the module. `build_case` calls the function. Raises UsageError if there is no such file,
+    module or function, or the file raises an exception.
     """
     path, _, name = reference.rpartition(":")
     if not path:
@@ -155,7 +152,7 @@ def load_build_function(reference: str) -> Callable[[], ParityCase]:
         raise UsageError(f"{reference}: {error}; {remedy}") from error
     function = vars(module).get(name)
     if not inspect.isroutine(function):
-        functions = [each for each, value in vars(module).items() if inspect.isroutine(value)]
+        functions = [attribute for attribute, value in vars(module).items() if inspect.isroutine(value)]
         raise UsageError(f"{path} has no function {name!r}; it has {', '.join(sorted(functions)) or 'none'}")
     return function  # build_case checks the result
 
@@ -163,7 +160,7 @@ def load_build_function(reference: str) -> Callable[[], ParityCase]:
 def build_case(build: Callable[[], ParityCase], seed: int) -> ParityCase:
     """Seed torch's random numbers with `seed`, call the user's function `build`, and return its ParityCase.
 
-    Raises UsageError if the function returns anything else.
+    Raises UsageError if `build` returns anything but a ParityCase.
     """
     torch.manual_seed(seed)
     case: Any = build()

@@ -28,7 +28,7 @@ class ParityReport:
     summary: ParitySummaryRecord  # the same on all ranks
 
     def require_equal(self) -> None:
-        """Raise WrongResultError on every rank if a tensor of the mesh differs from that of one process."""
+        """Raise WrongResultError on every rank if a tensor on the mesh differs from the same tensor in one process."""
         if self.summary.wrong:
             raise WrongResultError(format_summary(self.summary))
 
@@ -36,21 +36,19 @@ class ParityReport:
 def check_parity(
     comm: Communicator, build: Callable[[], ParityCase], strategy: str, options: ParityOptions | None = None
 ) -> ParityReport:
-    """Train a model on a mesh of ranks and in one process, and compare losses, gradients and parameters.
+    """Train a model on a mesh of ranks and in one process; return the comparison of losses, gradients and parameters.
 
     Collective over `comm`. The comparison ends at the first step in which a tensor differs. Rank 0 computes the steps
     of the whole model alone while the other ranks wait, so rank 0 holds the whole model and all ranks' gradients of a
     step.
 
     Args:
-        comm: a communicator of all ranks.
         build: returns the model, the batch and the parallel training step; it is called with the same seed of torch's
             random numbers on each rank.
         strategy: a mesh of all ranks, such as `dp=2,tp=2`.
         options: steps, tolerance and seed; None means the defaults.
 
-    Raises:
-        UsageError: the mesh does not have as many ranks as `comm`, or the case does not allow the mesh.
+    Raises UsageError if the mesh does not have as many ranks as `comm`, or the user's case does not support the mesh.
     """
     options = options or ParityOptions()
     axes, levels, is_sequence_parallel = split_strategy_words(strategy)
@@ -72,7 +70,7 @@ def check_parity(
 
 
 def format_summary(summary: ParitySummaryRecord) -> str:
-    """Return the result of a comparison as a paragraph: whether all tensors are equal, else the first wrong one."""
+    """Return the result of a comparison as a paragraph: that all tensors are equal, or the first wrong tensor."""
     on_mesh = f"{summary.mesh} on {format_count(summary.ranks, 'rank')}"
     if not summary.wrong:
         error = "" if summary.max_error is None else f" (largest relative error {summary.max_error:.1g})"

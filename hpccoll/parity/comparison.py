@@ -31,16 +31,16 @@ INITIAL = (
 )
 BUFFERS = "not those of the whole model: broadcast the buffers before the first step"
 MISSING = Fault("missing_shards", "no rank holds some elements of the parameter")
-BEFORE_UPDATE = ("loss", "gradient", "gradient norm")  # computed before the parameters are updated
+BEFORE_UPDATE = ("loss", "gradient", "gradient norm")  # quantities of a step before the parameters are updated
 
 
 @dataclass(frozen=True, slots=True)
 class ParityOptions:
-    """The number of training steps, the tolerance and the seed of a comparison of a mesh with one process."""
+    """The options of a comparison of a mesh with one process: SGD steps, learning rate, tolerance and seed."""
 
     steps: int = 3  # SGD steps
     lr: float = 0.1  # learning rate of SGD
-    tolerance: float | None = None  # relative to a tensor's largest magnitude; None: by the dtype of the parameters
+    tolerance: float | None = None  # accepted relative difference; None: that of the parameters' dtype in TOLERANCES
     seed: int = 0  # seed of the random numbers of the model, the batch and dropout
 
 
@@ -56,12 +56,7 @@ class MeshComparison:
     """Compares training on one mesh of ranks with training in one process, and keeps a record of each tensor.
 
     Methods that take a WrappedRun (this rank's training on the mesh) are collective over the mesh; the others are for
-    rank 0.
-
-    Args:
-        sizes: the numbers of ranks along the mesh's axes.
-        options: steps, tolerance and seed.
-        reference: the training in one process on rank 0; None on other ranks.
+    rank 0. `reference` is the training in one process on rank 0; None on other ranks.
     """
 
     def __init__(self, sizes: Mesh, options: ParityOptions, reference: ReferenceRun | None) -> None:
@@ -96,7 +91,7 @@ class MeshComparison:
     def compare_step(self, wrapped: WrappedRun) -> None:
         """Run one training step and compare its loss, gradients and gradient norm. Collective.
 
-        If these values agree, update the parameters and compare the new parameters, too.
+        If loss, gradients and norm agree, update the parameters and compare the new parameters, too.
         """
         loss = wrapped.compute()
         losses = wrapped.mesh.comm.gather_object(RankLoss(wrapped.mesh.sampler, loss, torch.initial_seed()))
@@ -121,24 +116,20 @@ class MeshComparison:
         return self.first is not None
 
     def choose_tolerance(self, reference: ReferenceRun) -> float:
-        """Return the accepted difference, relative to a tensor's largest magnitude: an option, or by the dtype."""
+        """Return the tolerance relative to a tensor's largest magnitude: the user's, or the default of the dtype."""
         if self.options.tolerance is not None:
             return self.options.tolerance
         dtypes = {x.dtype for x in reference.parameters.values()}
         return max(TOLERANCES.get(dtype, 0.0) for dtype in dtypes)
 
     def _compare_gradients(
-        self,
-        reference: ReferenceRun,
-        losses: list[RankLoss],
-        gradients: Mapping[str, list[FoundShard]],
+        self, reference: ReferenceRun, losses: list[RankLoss], gradients: Mapping[str, list[FoundShard]]
     ) -> None:
         """Compare the loss, gradients and gradient norm of a step on rank 0, and find the fault if gradients differ.
 
         Args:
             reference: the training in one process, whose step is computed here.
-            losses: the loss of every rank.
-            gradients: the gradient's shards on all ranks, by the parameter's name.
+            gradients: for each parameter's name, the shards of its gradient on all ranks.
         """
         expected_loss = reference.compute({loss.sampler: loss.seed for loss in losses})
         noise_of_loss, noise = reference.measure_noise(expected_loss)
@@ -150,12 +141,12 @@ class MeshComparison:
             bound = max(tolerance * float(x.abs().max()), min(SAFE_NOISE * noise[name], floor))
             tensors[name] = ComparedTensor(name, x, gradients[name], bound)
             self._drift[name] = self._drift.get(name, 0.0) + self.options.lr * bound
-        wrong = [name for name, each in tensors.items() if not is_equal(each)]
-        tensors = {name: replace(each, is_only_some=len(wrong) < len(tensors)) for name, each in tensors.items()}
+        wrong = [name for name, tensor in tensors.items() if not is_equal(tensor)]
+        tensors = {name: replace(tensor, is_only_some=len(wrong) < len(tensors)) for name, tensor in tensors.items()}
         faults = diagnose(reference, tensors, wrong) if wrong else {}
         seen_at, fault = choose_fault(wrong, faults) if wrong else ("", UNKNOWN)
-        for name, each in tensors.items():
-            self._add_tensor("gradient", each, faults.get(name, UNKNOWN))
+        for name, tensor in tensors.items():
+            self._add_tensor("gradient", tensor, faults.get(name, UNKNOWN))
         bound = max(tolerance * abs(expected_loss), SAFE_NOISE * noise_of_loss)
         self._add_number("loss", expected_loss, _average_loss(reference, losses), bound, fault)
         norm, found_norm = _get_norm(expected.values()), _get_norm(tensor.assemble() for tensor in tensors.values())
@@ -167,7 +158,6 @@ class MeshComparison:
         """Compare a number, such as the loss, and keep its record.
 
         Args:
-            quantity: the kind of number.
             expected: the number in one process.
             found: the number on the mesh.
             bound: the largest absolute difference that rounding explains.
@@ -178,7 +168,7 @@ class MeshComparison:
         self._add_tensor(quantity, ComparedTensor(quantity, expected_tensor, shards, bound), fault)
 
     def _add_tensor(self, quantity: Quantity, tensor: ComparedTensor, fault: Fault) -> None:
-        """Compare a tensor and keep its record, unless an earlier step had a larger error; note the first wrong tensor.
+        """Compare a tensor; keep its record, unless an earlier step had a larger error. Keep the first wrong tensor.
 
         `fault` is the likely fault to record if the tensor differs.
         """
@@ -201,7 +191,7 @@ class MeshComparison:
             self.first, self.fault = record, (tensor.name, fault)
 
     def summarize(self) -> ParitySummaryRecord:
-        """Return the record of kind `parity_summary` on all comparisons: the first wrong tensor and its fault."""
+        """Return the record `parity_summary` of all comparisons, with the first wrong tensor and its fault."""
         # A gradient that is zero except for rounding has no meaningful relative error.
         errors = [record.relative_error for record in self.records.values() if record.tolerance < 1]
         return ParitySummaryRecord(
@@ -221,7 +211,7 @@ class MeshComparison:
 
 
 def is_equal(tensor: ComparedTensor) -> bool:
-    """Whether the ranks together hold all elements of a tensor, with values within the bound of the expected ones."""
+    """Whether the ranks together have all elements of a tensor, and no element differs by more than `tensor.bound`."""
     return tensor.is_complete and not tensor.differing
 
 
@@ -231,24 +221,22 @@ def _gather(
     """Gather the shards of named tensors from all ranks on rank 0. Collective over the mesh.
 
     Args:
-        wrapped: this rank's training on the mesh.
         names: the names of the tensors, the same on all ranks.
-        get: returns this rank's shard of the tensor with a name, or None if the rank holds none.
+        get: returns this rank's shard of the tensor with the given name, or None if the rank has no such shard.
 
-    Returns:
-        On rank 0, the shards of all ranks by name; an empty dictionary on other ranks.
+    Returns, on rank 0, the shards of all ranks by name; an empty dictionary on other ranks.
     """
     gathered = wrapped.mesh.comm.gather_object([get(name) for name in names])
     if gathered is None:
         return {}
     by_name = zip(*gathered, strict=True)
-    return {name: [each for each in found if each is not None] for name, found in zip(names, by_name, strict=True)}
+    return {name: [shard for shard in shards if shard is not None] for name, shards in zip(names, by_name, strict=True)}
 
 
 def _average_loss(reference: ReferenceRun, losses: list[RankLoss]) -> float:
     """Return the mean loss over all samples, from the ranks' mean losses over their parts of the batch.
 
-    The result is NaN if no rank has the loss of some part.
+    The result is NaN if there is a part of the batch whose loss no rank has.
     """
     total = 0.0
     for sampler, own in enumerate(split_evenly(reference.case.samples, reference.sizes.samplers)):

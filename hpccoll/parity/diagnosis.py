@@ -27,7 +27,7 @@ def diagnose(run: ReferenceRun, tensors: Mapping[str, ComparedTensor], wrong: Se
     Args:
         run: the run in one process, at the step in which the tensors differ.
         tensors: all compared gradients by name, in the order of the model.
-        wrong: the names of the gradients that differ, in the same order.
+        wrong: the names of the gradients that differ, in the order of the model.
     """
     faults = {name: fault for name in wrong if (fault := _find_in_tensor(run, tensors[name])) is not None}
     unexplained = [name for name in wrong if name not in faults]
@@ -57,14 +57,12 @@ def find_permuted_shards(sizes: Mesh, tensors: Mapping[str, ComparedTensor]) -> 
 
 
 def choose_fault(wrong: Sequence[str], faults: Mapping[str, Fault]) -> tuple[str, Fault]:
-    """Return the name of the wrong gradient that is closest to the fault in the model, and its likely fault.
+    """Return the name of the wrong gradient whose layer is closest to the fault, and the likely fault.
 
     A wrong gradient makes the gradients of earlier layers wrong, too, so the last wrong gradient with an explanation is
-    returned. If the first wrong gradient has the same kind of fault, the first one is returned instead.
-
-    Args:
-        wrong: the names of wrong gradients in the order of the model, at least one.
-        faults: the likely fault of each wrong gradient.
+    returned. If the first wrong gradient has the same kind of fault as the last explained one, the first is returned.
+    `wrong` has the names of wrong gradients, at least one, in the order of the model, and `faults` the likely fault of
+    each.
     """
     last = next((name for name in reversed(wrong) if faults[name] is not UNKNOWN), wrong[0])
     name = wrong[0] if faults[wrong[0]].kind == faults[last].kind else last

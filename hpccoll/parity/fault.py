@@ -21,7 +21,7 @@ class Fault:
     """The likely mistake of a training step, such as a missing sum over an axis, that explains a wrong tensor."""
 
     kind: str  # a short name for scripts, such as missing_sum_tp
-    text: str  # for people; "it" is the wrong tensor
+    text: str  # a description for people, in which "it" is the wrong tensor
 
 
 UNKNOWN = Fault("unknown", "no known fault explains the difference")
@@ -42,13 +42,13 @@ class ComparedTensor:
 
     name: str
     expected: Any  # the whole tensor in one process
-    shards: Sequence[FoundShard]  # of all ranks that hold the parameter
+    shards: Sequence[FoundShard]  # the shards of all ranks that hold the parameter
     bound: float  # the largest difference that rounding explains
     is_only_some: bool = False  # whether only some of the model's gradients are wrong
 
     @property
     def differing(self) -> list[FoundShard]:
-        """The shards of which some element differs from that of one process by more than the bound."""
+        """The shards with an element that differs from its value in one process by more than the bound."""
         return [shard for shard in self.shards if exceeds(shard.values, shard.index.take(self.expected), self.bound)]
 
     @property
@@ -62,7 +62,7 @@ class ComparedTensor:
 
     @property
     def error(self) -> float:
-        """The largest difference of any element, divided by the largest magnitude; infinite for a wrong shape."""
+        """The largest difference of any element, divided by `largest`; infinite for a wrong shape or without shards."""
         pairs = [(shard.values, shard.index.take(self.expected)) for shard in self.shards]
         errors = [float((x - y).abs().max()) if x.shape == y.shape else math.inf for x, y in pairs]
         return max(errors, key=lambda error: (math.isnan(error), error), default=math.inf) / self.largest
@@ -81,11 +81,12 @@ class ComparedTensor:
         return whole
 
     def matches(self, predict: Predict, among: Iterable[FoundShard] | None = None) -> bool:
-        """Whether shards equal what a fault would leave on their ranks, within 4 times the bound.
+        """Whether shards have the values that a fault would produce on their ranks, within 4 times the bound.
 
         Args:
-            predict: returns, for a rank, the whole tensor that the fault would leave on the rank.
-            among: the shards to compare; None for those that differ from one process.
+            predict: returns, for a rank, the whole tensor that the fault would produce on this rank.
+            among: the shards to compare; None for the shards that differ from one process. The result is false if there
+                are no shards.
         """
         chosen = list(self.differing if among is None else among)
         scale = max([1.0, *(float(predict(shard.rank).abs().max()) / self.largest for shard in chosen)])
@@ -107,7 +108,7 @@ class ComparedTensor:
     def select(self, mask: Any) -> ComparedTensor:
         """Return the same comparison for only the elements at which the boolean tensor `mask` is true.
 
-        Every shard must be a whole tensor.
+        Every rank with a shard must hold the whole tensor.
         """
         shards = [replace(shard, values=shard.values[mask]) for shard in self.shards]
         return replace(self, expected=self.expected[mask], shards=shards)
@@ -132,6 +133,6 @@ def fit_factor(pairs: Iterable[tuple[Any, Any]]) -> float:
 
 
 def format_shard_ranks(shards: Iterable[FoundShard]) -> str:
-    """Return the ranks that hold the shards in words, such as `rank 1` or `ranks 0, 2`."""
+    """Return the ranks that hold the shards as a string, such as `rank 1` or `ranks 0, 2`."""
     ranks = [shard.rank for shard in shards]
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

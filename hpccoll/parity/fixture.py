@@ -19,7 +19,7 @@ def parity() -> Iterator[Callable[..., ParityReport]]:
     """Yield a function `parity(build, mesh="dp", **options)` that checks a model's parallel training step.
 
     The function compares the training of `build()`, a ParityCase, on the mesh with that in one process, and fails the
-    test on all ranks if a tensor differs. `options` are those of `ParityOptions`. If torch.distributed is not
+    test on all ranks if a tensor differs. `options` are fields of `ParityOptions`. If torch.distributed is not
     initialised, it is started over gloo.
     """
     with Communicator() as comm, open_process_group("gloo"):

@@ -12,14 +12,14 @@ import torch
 from hpccoll.parallel.mesh import Mesh
 from hpccoll.parity.case import ParityCase
 
-Gradients = dict[str, Any]  # by the parameter's name
+Gradients = dict[str, Any]  # gradients by the parameter's name
 NOISE_TRIALS = 2  # random directions in which parameters change to measure rounding errors
 
 
 def get_seed(step: int, sampler: int, seed: int) -> int:
     """Return the seed of torch's random numbers (for dropout) for a step and a part of the batch (`sampler`).
 
-    `seed` is that of the whole run; steps and parts get different seeds.
+    `seed` is the seed of the whole run; each pair of a step and a part has a seed of its own.
     """
     return seed + 1_000_003 * (step + 1) + 1009 * sampler
 
@@ -31,13 +31,11 @@ class ReferenceRun:
     of the mesh's ranks; any other loss is computed from the whole batch at once.
 
     Args:
-        case: the model and the batch.
         sizes: the numbers of ranks along the axes of the mesh that is compared with this run.
-        seed: the seed of random numbers of the whole run.
 
     Attributes:
         seeds: the seed of random numbers in this step, by part of the batch.
-        shared_seed: the seed of part 0 of the batch if two parts wrongly have the same seed, else None.
+        shared_seed: the seed that several parts of the batch wrongly have in common; None if all seeds differ.
     """
 
     def __init__(self, case: ParityCase, sizes: Mesh, seed: int) -> None:
@@ -53,9 +51,8 @@ class ReferenceRun:
     def compute(self, seeds: Mapping[int, int]) -> float:
         """Compute the gradients of the step's mean loss over the batch into `gradients`, and return this loss.
 
-        Args:
-            seeds: the seed of torch's random numbers that the ranks used, by part of the batch. If two parts have equal
-                seeds, which is a mistake, seeds of `get_seed` are used instead.
+        `seeds` has the seed of torch's random numbers that the ranks used, by part of the batch. If two parts have
+        equal seeds, which is a mistake, the seeds that `get_seed` returns are used instead.
         """
         used = list(seeds.values())
         self.shared_seed = next((seed for seed in used if used.count(seed) > 1), None)
@@ -75,9 +72,9 @@ class ReferenceRun:
 
         Args:
             parts: slices of the batch, each with the index (sampler) of the part to which it belongs; None computes the
-                whole batch at once. The losses of slices are weighted by their shares of the batch.
+                whole batch at once. The loss of each slice is weighted by the slice's share of the batch.
             changes: context manager in which to compute the loss, to simulate a fault; None for the right computation.
-            seeds: seeds of random numbers by sampler; None takes those of the step.
+            seeds: the seed of random numbers for each part of the batch; None takes the seeds of the step.
         """
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         whole = self.case.get_batch(self.step)
@@ -101,7 +98,7 @@ class ReferenceRun:
     def measure_noise(self, loss: float) -> tuple[float, dict[str, float]]:
         """Return the changes of `loss` and of each gradient if all parameters change by one epsilon, to bound rounding.
 
-        The changes are absolute; that of a gradient is the largest over its elements, by the parameter's name.
+        The changes are absolute values. A gradient's change is the largest change of its elements, by parameter name.
         """
         parts = self.list_parts() if self.is_random else None
         exact = {name: x.detach().clone() for name, x in self.parameters.items()}
@@ -157,7 +154,7 @@ def _list_random_states() -> list[Any]:
 
 
 def _subtract(found: Gradients, expected: Gradients) -> dict[str, float]:
-    """Return the largest absolute difference of the elements of each gradient, by name."""
+    """Return, by name of a gradient, the largest absolute difference between elements of `found` and `expected`."""
     return {name: float((found[name] - x).abs().max()) for name, x in expected.items()}
 
 

@@ -35,13 +35,13 @@ def locate_shard(whole: Any, shard: Any, sibling: ShardIndex | None, position: i
     """Return the position of `shard` in the initial parameter `whole`, or None if its values are not found there.
 
     Args:
-        whole: the whole parameter.
-        shard: a rank's shard of it.
-        sibling: the position of another parameter of the same module.
+        shard: a rank's shard of the whole parameter.
+        sibling: the position of another parameter of the same module; None if it is unknown.
         position: the index of the rank along the tp axis.
 
-    If rows of `whole` are equal, such as those of a zero bias, the shard is assumed to have the rows of its sibling
-    along dimension 0, or without a sibling along it the consecutive rows of `position` among shards of equal size.
+    If rows of `whole` are equal, as in a zero bias, their values do not determine the position. The shard is then
+    assumed to have the rows of the sibling if both are split along dimension 0, or else to be part number `position` of
+    consecutive parts of equal size.
     """
     if whole.shape == shard.shape:
         return ShardIndex() if torch.equal(whole, shard) else None
@@ -50,9 +50,9 @@ def locate_shard(whole: Any, shard: Any, sibling: ShardIndex | None, position: i
         return None
     (dim,) = differing
     places = {row: at for at, row in enumerate(_list_rows(whole, dim))}
-    found = [places.get(row) for row in _list_rows(shard, dim)]
-    if len(places) == whole.shape[dim] and None not in found:
-        return ShardIndex(dim, torch.tensor(found))
+    rows_of_shard = [places.get(row) for row in _list_rows(shard, dim)]
+    if len(places) == whole.shape[dim] and None not in rows_of_shard:
+        return ShardIndex(dim, torch.tensor(rows_of_shard))
     count = shard.shape[dim]
     rows = sibling.rows if sibling is not None and sibling.dim == dim == 0 else torch.arange(count) + position * count
     index = ShardIndex(dim, rows)

@@ -41,13 +41,7 @@ class SimulatedFault:
 
 
 def simulate_faults(run: ReferenceRun, tensors: ComparedTensors, wrong: Sequence[str]) -> Iterator[SimulatedFault]:
-    """Yield faults that may explain the wrong gradients, one after the other, each simulated in one process.
-
-    Args:
-        run: the training in one process, at the step with wrong gradients.
-        tensors: all compared gradients by name.
-        wrong: the names of the wrong gradients, in the order of the model.
-    """
+    """Yield faults that may explain the wrong gradients, one after the other, each simulated in one process."""
     yield from simulate_samples(run)
     if run.shared_seed is not None and run.is_random:
         shared = run.compute_gradients(run.list_parts(), seeds=[run.shared_seed] * run.sizes.samplers)[1]
@@ -84,7 +78,11 @@ def simulate_samples(run: ReferenceRun) -> Iterator[SimulatedFault]:
 
 
 def _is_additive(run: ReferenceRun, own: Sequence[Gradients]) -> bool:
-    """Whether the gradients `own` of the batch's parts add up to those of the whole batch, as for a mean loss."""
+    """Whether the gradients `own` of the parts, each weighted by its share of samples, sum to those of the batch.
+
+    The gradients of the parts sum to those of the batch if the loss of a batch is the mean of its samples' losses.
+    Differences of up to 0.1 % of the largest gradient are accepted.
+    """
     added = _add(own)
     largest = max(float(x.abs().max()) for x in run.gradients.values())
     return all(float((added[name] - x).abs().max()) <= 1e-3 * largest for name, x in run.gradients.items())
@@ -139,7 +137,7 @@ def simulate_stale_activations(run: ReferenceRun, wrong: Sequence[str]) -> Itera
 def _record_calls(run: ReferenceRun, modules: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Run the step, and return each module's calls by the module's name.
 
-    A call is a list of the inputs and the gradient of the output, one call per micro-batch.
+    A module has one call per micro-batch: a list of the module's inputs and the gradient of its output.
     """
     records: dict[str, list[Any]] = {name: [] for name in modules}
 
@@ -160,27 +158,27 @@ def _record_calls(run: ReferenceRun, modules: Mapping[str, Any]) -> dict[str, li
 
 
 def _backpropagate(module: Any, name: str, pairs: Sequence[tuple[Any, Any]]) -> Gradients:
-    """Return the gradients of a module's parameters, summed over pairs of inputs and the gradient of the output.
+    """Return the gradients of a module's parameters, summed over `pairs` of its inputs and its output's gradient.
 
     Gradients are returned by the parameter's name in the whole model, in which the module has the name `name`. The
-    result is empty if an output does not have its gradient's shape.
+    result is empty if the shapes of an output and of its gradient differ.
     """
     parameters = dict(module.named_parameters())
-    total = {each: torch.zeros_like(x) for each, x in parameters.items()}
+    total = {parameter: torch.zeros_like(x) for parameter, x in parameters.items()}
     for inputs, gradient in pairs:
         output = module(*inputs)
         if gradient is None or output.shape != gradient.shape:
             return {}
         gradients = torch.autograd.grad(output, list(parameters.values()), gradient, allow_unused=True)
-        for each, x in zip(total, gradients, strict=True):
-            total[each] += 0 if x is None else x
-    return {f"{name}.{each}" if name else each: x for each, x in total.items()}
+        for parameter, x in zip(total, gradients, strict=True):
+            total[parameter] += 0 if x is None else x
+    return {f"{name}.{parameter}" if name else parameter: x for parameter, x in total.items()}
 
 
 def _list_rows_by_tp(tensors: ComparedTensors, sizes: Mesh, dim: int) -> dict[str, dict[int, Any]]:
-    """Return, for each matrix that is split over tp along dimension `dim`, the slices of each tp index.
+    """Return the rows or columns that each rank of tp has of each matrix that is split over tp along `dim`.
 
-    The result maps the name of the matrix and the tp index to the indices of the slices.
+    `result[name][tp]` has the indices along dimension `dim` of the matrix `name` that the rank with index `tp` has.
     """
     by_name: dict[str, dict[int, Any]] = {}
     for name, tensor in tensors.items():
@@ -204,7 +202,7 @@ def _choose_layers(run: ReferenceRun, names: Iterable[str]) -> list[list[str]]:
 
 
 def _format_layers(chosen: Sequence[str]) -> str:
-    """Return words for the layers whose weights are `chosen`: `layers.0`, or `each layer like layers.0`."""
+    """Return a description of the layers with the weights `chosen`: `layers.0`, or `each layer like layers.0`."""
     return chosen[0].rpartition(".")[0] if len(chosen) == 1 else f"each layer like {chosen[0].rpartition('.')[0]}"
 
 
@@ -265,7 +263,7 @@ class _ShiftedVocabulary(TorchFunctionMode):  # type: ignore[misc] # torch has n
     Within the context, torch looks up embeddings, or the logits of targets, as ranks with a wrong first token do.
 
     Args:
-        shards: for each rank of tp, the true first token, the number of tokens, and the first token that it assumes.
+        shards: for each rank of tp, its true first token, its number of tokens, and the first token that it assumes.
         patched: the function of torch.nn.functional to change, `embedding` or `cross_entropy`.
     """
 
@@ -286,9 +284,7 @@ class _ShiftedVocabulary(TorchFunctionMode):  # type: ignore[misc] # torch has n
     def _sum_shards(self, tokens: Any, look_up: Callable[[Any], Any]) -> Any:
         """Return the sum over the ranks of tp of the values that each rank looks up for its own tokens, 0 for others.
 
-        Args:
-            tokens: the tokens to look up.
-            look_up: returns the values of tokens, such as embeddings.
+        `look_up` returns the values of tokens, such as embeddings.
         """
         total: Any = 0
         for true, count, assumed in self.shards:

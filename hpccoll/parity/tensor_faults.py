@@ -31,9 +31,9 @@ def find_zero(wrong: ComparedTensor) -> Fault | None:
 
 
 def find_factor(wrong: ComparedTensor, factors: Mapping[str, float]) -> Fault | None:
-    """Return a fault if all ranks hold the right gradient times one number, else None.
+    """Return a fault if all ranks hold the right gradient multiplied by the same number, else None.
 
-    `factors` are the numbers that known faults multiply gradients with, by kind of fault.
+    `factors` are the numbers by which known faults multiply gradients, by kind of fault.
     """
     factor = fit_factor((shard.values, shard.index.take(wrong.expected)) for shard in wrong.shards)
     if not wrong.matches(lambda _: wrong.expected * factor, wrong.shards):
@@ -51,13 +51,7 @@ def find_factor(wrong: ComparedTensor, factors: Mapping[str, float]) -> Fault | 
 
 
 def list_factors(sizes: Mesh, microbatches: int, samples: int) -> dict[str, float]:
-    """Return the numbers that known faults multiply gradients with, by kind of fault, the likelier kinds first.
-
-    Args:
-        sizes: the numbers of ranks along the mesh's axes.
-        microbatches: the number of micro-batches of a rank.
-        samples: the number of samples of the whole batch.
-    """
+    """Return the numbers by which known faults multiply gradients, by kind of fault, the likelier kinds first."""
     counts = {"microbatches": microbatches, **{axis: sizes.count(axis) for axis in AXES}}
     factors: dict[str, float] = {}
     for kind, count in counts.items():
@@ -70,7 +64,7 @@ def list_factors(sizes: Mesh, microbatches: int, samples: int) -> dict[str, floa
 
 
 def _explain_axis_factor(kind: str) -> str:
-    """Return the likely cause, in words, of a gradient that is wrong by the size of a mesh axis.
+    """Return the likely cause, in words, of a gradient that is wrong by a factor: the size of a mesh axis.
 
     `kind` is a kind of fault: the axis, such as `tp`, or `inverse_` and the axis if the gradient is too small.
     """
@@ -99,13 +93,13 @@ _FACTOR_TEXTS: Mapping[str, Callable[[str], str]] = {
 
 
 def find_missing_reduction(wrong: ComparedTensor, sizes: Mesh) -> Fault | None:
-    """Return a fault if the right gradient is the sum or average of the ranks' gradients over one axis, else None."""
+    """Return a fault if the sum of the ranks' gradients over an axis is right except for a factor, else None."""
     for axis in ("tp", "dp", "pp", "cp", "ep"):
         groups = [group for group in wrong.list_groups(sizes, axis) if len(group) > 1]
-        if not groups or any(not each.index.is_same(group[0].index) for group in groups for each in group):
+        if not groups or any(not shard.index.is_same(group[0].index) for group in groups for shard in group):
             continue
-        sums = [FoundShard(group[0].rank, group[0].index, sum(each.values for each in group)) for group in groups]
-        factor = fit_factor((each.values, each.index.take(wrong.expected)) for each in sums)
+        sums = [FoundShard(group[0].rank, group[0].index, sum(shard.values for shard in group)) for group in groups]
+        factor = fit_factor((summed.values, summed.index.take(wrong.expected)) for summed in sums)
         if not factor or not wrong.matches(lambda _, c=factor: wrong.expected * c, sums):  # type: ignore[misc]
             continue
         size = len(groups[0])
@@ -123,7 +117,7 @@ def find_missing_reduction(wrong: ComparedTensor, sizes: Mesh) -> Fault | None:
 
 
 def find_missing_elements(wrong: ComparedTensor, sizes: Mesh) -> Fault | None:
-    """Return a fault if only some elements differ, and these are zero or not summed over an axis, else None."""
+    """Return a fault if only some elements differ, and all of these are zero or lack a sum over an axis, else None."""
     if any(shard.index.dim is not None for shard in wrong.shards):
         return None
     differing = torch.stack([(shard.values - wrong.expected).abs() > wrong.bound for shard in wrong.shards]).any(0)
@@ -149,10 +143,14 @@ def find_shift(wrong: ComparedTensor, gradients: Mapping[str, Any]) -> Fault | N
     `gradients` are the right gradients by name; the bucket is their concatenation.
     """
     first, *others = wrong.shards
-    found = first.values.flatten()
-    if first.index.dim is not None or len(found) < 4 or any(exceeds(other.values, first.values, 0) for other in others):
+    values = first.values.flatten()
+    if (
+        first.index.dim is not None
+        or len(values) < 4
+        or any(exceeds(other.values, first.values, 0) for other in others)
+    ):
         return None
-    inner = found[1:-1]  # the fault may have put any values at the ends of the bucket
+    inner = values[1:-1]  # the fault may have put any values at the ends of the bucket
     for names in (list(gradients), list(gradients)[::-1]):
         bucket = torch.cat([gradients[name].flatten() for name in names])
         starts = dict(zip(names, accumulate([0, *(gradients[name].numel() for name in names)]), strict=False))
@@ -182,10 +180,10 @@ def _describe_shift(
 
 def find_swapped_shards(wrong: ComparedTensor) -> Fault | None:
     """Return a fault if a rank holds the gradient of another rank's shard, else None."""
-    for each, other in product(wrong.differing, wrong.shards):
+    for shard, other in product(wrong.differing, wrong.shards):
         expected = other.index.take(wrong.expected)
-        if not other.index.is_same(each.index) and not exceeds(each.values, expected, 4 * wrong.bound):
-            return Fault("swapped_shards", f"rank {each.rank} holds the gradient of rank {other.rank}'s shard")
+        if not other.index.is_same(shard.index) and not exceeds(shard.values, expected, 4 * wrong.bound):
+            return Fault("swapped_shards", f"rank {shard.rank} holds the gradient of rank {other.rank}'s shard")
     return None
 
 

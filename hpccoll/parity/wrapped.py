@@ -23,13 +23,8 @@ class WrappedRun:
 
     The constructor and all methods are collective over the mesh.
 
-    Args:
-        case: the model, the batch and the parallel training step.
-        mesh: the mesh of ranks.
-        seed: the seed of random numbers of the whole run.
-
     Attributes:
-        names: the names of the whole model's parameters, in its order, which are the same on all ranks.
+        names: the names of the whole model's parameters, in the order of the model; the list is equal on all ranks.
         buffer_names: the names of the whole model's buffers.
     """
 
@@ -50,11 +45,9 @@ class WrappedRun:
     def _match_parameters(self, names: dict[int, str], initial: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters of this rank's modules by their names in the whole model.
 
-        A parameter is found in the whole model by identity, else by its name, else by its initial value.
-
-        Args:
-            names: the names of the whole model's parameters by `id`.
-            initial: the initial values of the whole model's parameters by name.
+        A parameter is found in the whole model by identity, else by its name, else by its initial value. `names` has
+        the name of each parameter of the whole model, by the parameter's `id`, and `initial` the initial values by
+        name.
         """
         by_name = {}
         for module in self._modules:
@@ -62,7 +55,7 @@ class WrappedRun:
                 name = names.get(id(x)) or self._names.get(clean(wrapped_name))
                 if name is None:
                     whole = get_whole(x.detach())
-                    same = (each for each, value in initial.items() if torch.equal(value, whole))
+                    same = (parameter for parameter, value in initial.items() if torch.equal(value, whole))
                     name = next(same, None)
                 if name is None:
                     raise UsageError(
@@ -73,9 +66,10 @@ class WrappedRun:
         return by_name
 
     def _locate(self, initial: dict[str, Any]) -> dict[str, ShardIndex | None]:
-        """Return the position of each of this rank's parameters in the whole parameter, whose value is in `initial`.
+        """Return, for each parameter of this rank, its position in the whole parameter.
 
-        The position is None if the values of this rank's parameter are not found in the whole parameter.
+        `initial` has the values of the whole parameters. A position is None if the values of this rank's parameter are
+        not found in the whole parameter.
         """
         indices: dict[str, ShardIndex | None] = {}
         siblings: dict[str, ShardIndex | None] = {}
@@ -102,7 +96,9 @@ class WrappedRun:
         self.step += 1
 
     def get_shard(self, name: str, kind: str) -> FoundShard | None:
-        """Return this rank's shard of a parameter or of its gradient in float64; None if the rank does not hold it.
+        """Return this rank's part of a parameter or of its gradient with its position; None if the rank has no part.
+
+        The values are in float64.
 
         Args:
             name: the parameter's name in the whole model.

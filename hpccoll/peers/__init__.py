@@ -43,15 +43,16 @@ def start_engine(name: str, comm: MPI.Intracomm) -> LibraryEngine:
 def start_engines(
     comm: MPI.Intracomm, names: Iterable[str], *, requires_all: bool = False
 ) -> tuple[list[LibraryEngine], list[str]]:
-    """Start those of the named engines that can run. Collective over `comm`.
+    """Start and return those of the named engines that can run, and say why others cannot. Collective over `comm`.
 
     Args:
-        comm: the ranks to run on.
+        comm: the communicator on which the engines run.
         names: names of engines, as in `start_engine`.
         requires_all: raise an error if any of the engines cannot run.
 
     Returns:
-        The started engines, and `NAME: REASON` for each other engine but `nccl`, because few machines have NCCL.
+        The started engines, and `NAME: REASON` for each engine that cannot run. No reason is given for a missing
+        `nccl`, because few machines have NCCL.
 
     Raises:
         UnavailableError: `requires_all` is set, and some engine cannot run; the message has all reasons.
@@ -64,4 +65,4 @@ def start_engines(
             missing.append(f"{name}: {reason}")
     if missing and requires_all:
         raise UnavailableError(f"requested engines are not available: {'; '.join(missing)}")
-    return started, [each for each in missing if not each.startswith("nccl")]
+    return started, [engine for engine in missing if not engine.startswith("nccl")]

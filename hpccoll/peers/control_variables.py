@@ -44,7 +44,7 @@ class ControlVariables:
             raise UnavailableError(f"the MPI library's tool interface failed (MPI_T_{name}); use MPICH or Open MPI 5")
 
     def _find(self, name: str) -> _Variable:
-        """Return the control variable `name`; raise UnavailableError if the MPI library does not have it."""
+        """Return handle and values of the control variable `name`; raise UnavailableError if MPI does not have it."""
         if name not in self._known:
             index, handle = ctypes.c_int(), ctypes.c_void_p()
             try:
@@ -56,13 +56,10 @@ class ControlVariables:
         return self._known[name]
 
     def _list_values(self, index: ctypes.c_int) -> dict[str, int]:
-        """Return the possible values of a variable by name, from its MPI_T enumeration or else from its description.
+        """Return a variable's possible values by their names, from its MPI_T enumeration or else from its description.
 
         MPICH's variables are plain integers, whose descriptions have a line `NAME - TEXT` per value, in the order of
         the values.
-
-        Args:
-            index: the number of the variable in MPI's tool interface.
         """
         kind, text, length = ctypes.c_void_p(), ctypes.create_string_buffer(_MOST_CHARACTERS), _make_length()
         ignored = [ctypes.byref(ctypes.c_int()) for _ in range(3)]
@@ -71,8 +68,8 @@ class ControlVariables:
         self._call("cvar_get_info", index, *names, text, ctypes.byref(length), *ignored[1:])
         if kind.value:
             return dict(self._list_enumeration(kind))
-        found = re.findall(r"^ *(\w+) +- ", text.value.decode(errors="replace"), re.MULTILINE)
-        return {value: number for number, value in enumerate(found)}
+        values = re.findall(r"^ *(\w+) +- ", text.value.decode(errors="replace"), re.MULTILINE)
+        return {value: number for number, value in enumerate(values)}
 
     def _list_enumeration(self, kind: ctypes.c_void_p) -> Iterator[tuple[str, int]]:
         """Yield the name and the number of each value of an MPI_T enumeration, given by its handle `kind`."""
@@ -84,7 +81,7 @@ class ControlVariables:
             yield text.value.decode(errors="replace"), number.value
 
     def list_values(self, name: str) -> Mapping[str, int]:
-        """Return the possible values of the control variable `name`, by value's name; empty if values have no names."""
+        """Return the possible values (numbers) of the control variable `name`, by their names; {} if they have none."""
         return self._find(name).values
 
     def read(self, name: str) -> int:
@@ -111,5 +108,5 @@ class ControlVariables:
 
 
 def _make_length() -> ctypes.c_int:
-    """Return a new C integer with the size of a string buffer, in which MPI_T functions return a string's length."""
+    """Return a new C integer with a string buffer's size, which MPI_T functions overwrite with a string's length."""
     return ctypes.c_int(_MOST_CHARACTERS)

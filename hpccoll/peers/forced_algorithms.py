@@ -1,18 +1,19 @@
-"""The algorithms of the MPI library and of NCCL, each forced for all calls of an engine, to be measured side by side.
+"""Makes the MPI library or NCCL run one chosen algorithm in all calls of an engine, to compare the algorithms.
 
-Open MPI looks at its variables when a communicator is created, so each of its algorithms has a communicator. MPICH
-looks at them in every call, so they are set around the calls. NCCL reads environment variables when its communicator is
-created.
+Open MPI reads the control variables that force algorithms when a communicator is created, so each of its algorithms has
+a communicator of its own. MPICH reads its control variables in every call, so they are set only around the calls. NCCL
+reads environment variables when its communicator is created, so each of its algorithms has a process group of its own.
 """
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.library_rules import DEFAULT, LibraryAlgorithm, mpich, nccl, open_mpi
@@ -36,7 +37,7 @@ _FORCING = {
 }
 
 _FALLBACK = "MPIR_CVAR_COLLECTIVE_FALLBACK"
-# Measurements call MPICH's barrier and broadcast around the timed calls, by these compositions.
+# The values of variables that speed up MPICH's barrier and broadcast, which measurements call around the timed calls.
 # By default, MPICH's barrier and broadcast take 0.1 s in shared memory if ranks share cores.
 _AROUND = (
     (Operation.BARRIER, "MPIR_CVAR_BARRIER_COMPOSITION", 2),
@@ -53,31 +54,34 @@ class ForcedEngine:
     variables: Mapping[str, int] = field(default_factory=dict)  # control variables to set around calls; MPICH only
 
 
-class AlgorithmLibrary(Protocol):
+class AlgorithmLibrary(ABC):
     """An MPI library or NCCL whose collectives can be made to run an algorithm of the caller's choice."""
 
-    buffer: str  # the kind of buffers to measure with: host or cuda
+    buffer = "host"  # the kind of buffers to measure with: host or cuda
 
+    @abstractmethod
     def list_engines(self, operation: Operation) -> list[ForcedEngine]:
-        """Return an engine per algorithm of an operation, first one that lets the library select. Collective."""
+        """Return one engine per algorithm of an operation; the first engine lets the library select. Collective."""
 
-    def force(self, engine: ForcedEngine, *, strict: bool = False) -> AbstractContextManager[None]:
+    def force(self, engine: ForcedEngine, *, strict: bool = False) -> AbstractContextManager[None]:  # noqa: ARG002
         """Return a context manager within which calls of `engine` run the engine's algorithm.
 
-        With `strict`, a call that the algorithm does not support may fail; otherwise it runs another algorithm.
+        With `strict`, a call that the algorithm does not support may fail; otherwise, such a call runs another
+        algorithm. The default does nothing, for engines whose communicator always runs the engine's algorithm.
         """
+        return nullcontext()
 
 
 def require_no_rules(name: str, environ: Mapping[str, str] = os.environ) -> None:
     """Raise UsageError if variables in `environ` already force algorithms of the library `name` (openmpi, mpich, nccl).
 
-    The library's own selection could then not be measured.
+    If the environment forces algorithms, the library's own selection cannot be measured.
     """
-    found = [variable for variable in _FORCING[name] if environ.get(variable)]
-    if found:
+    forcing = [variable for variable in _FORCING[name] if environ.get(variable)]
+    if forcing:
         raise UsageError(
-            f"{', '.join(found)} already selects algorithms, so the library's default cannot be measured; "
-            f"unset {' '.join(found)}"
+            f"{', '.join(forcing)} already selects algorithms, so the library's default cannot be measured; "
+            f"unset {' '.join(forcing)}"
         )
 
 
@@ -91,13 +95,11 @@ def require_library(name: str) -> None:
         )
 
 
-class OpenMpiAlgorithms:
+class OpenMpiAlgorithms(AlgorithmLibrary):
     """Forces the algorithms of Open MPI's component `tuned`, each by a communicator of its own.
 
     The constructor and `list_engines` are collective over `world`.
     """
-
-    buffer = "host"
 
     def __init__(self, world: MPI.Intracomm) -> None:
         self._world, self._variables = world, ControlVariables()
@@ -106,7 +108,7 @@ class OpenMpiAlgorithms:
         self._engines: dict[int, MpiEngine] = {}
 
     def list_engines(self, operation: Operation) -> list[ForcedEngine]:
-        """Return an engine per algorithm of an operation, first one that lets Open MPI select. Collective."""
+        """Return one engine per algorithm of an operation; the first engine lets Open MPI select. Collective."""
         engines = [ForcedEngine(DEFAULT, self._default)]
         for name, number in self._variables.list_values(_name_open_mpi(operation)).items():
             # Algorithm 0 of Open MPI lets `tuned` select, as the default does on one node; `two_proc` needs 2 ranks.
@@ -117,7 +119,7 @@ class OpenMpiAlgorithms:
         return engines
 
     def _get_engine(self, number: int) -> MpiEngine:
-        """Return an engine that runs the algorithm `number` of each operation that has one. Collective."""
+        """Return an engine that runs algorithm `number` of Open MPI for each operation that has it. Collective."""
         if number not in self._engines:
             values = {_name_open_mpi(operation): number for operation in open_mpi.COLLECTIVES}
             known = {name: number for name in values if number in self._variables.list_values(name).values()}
@@ -126,7 +128,7 @@ class OpenMpiAlgorithms:
         return self._engines[number]
 
     def _duplicate(self) -> MPI.Intracomm:
-        """Return a duplicate of the world whose collectives are those of Open MPI's component `tuned`. Collective."""
+        """Return a duplicate of `world` whose collectives are those of Open MPI's component `tuned`. Collective."""
         mpi = job.load_mpi()
         info = mpi.Info.Create({"ompi_comm_coll_preference": f"{open_mpi.TUNED},^{open_mpi.HAN}"})
         try:
@@ -135,31 +137,24 @@ class OpenMpiAlgorithms:
             info.Free()
         return comm
 
-    @contextmanager
-    def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:  # noqa: ARG002 - of a protocol
-        """Return a context manager that does nothing, because the engine's communicator always runs its algorithm."""
-        yield
-
 
 def _name_open_mpi(operation: Operation) -> str:
     """Return the name of Open MPI's control variable that forces the algorithm of an operation."""
     return f"coll_tuned_{open_mpi.COLLECTIVES[operation][2]}_algorithm"
 
 
-class MpichAlgorithms:
-    """Forces MPICH's algorithms, and the compositions of its device ch4, by control variables around each call.
+class MpichAlgorithms(AlgorithmLibrary):
+    """Forces MPICH's algorithms, and compositions of its device ch4, by control variables set around the calls.
 
     A composition decides how a collective is divided between shared memory and the network.
     """
-
-    buffer = "host"
 
     def __init__(self, world: MPI.Intracomm) -> None:
         self._variables, self._engine = ControlVariables(), MpiEngine(world)
         self._one_node = job.detect_layout(world).nodes == 1
 
     def list_engines(self, operation: Operation) -> list[ForcedEngine]:
-        """Return an engine per algorithm and composition of an operation, first one that lets MPICH select."""
+        """Return one engine per algorithm and composition of an operation; the first engine lets MPICH select."""
         name = mpich.get_collective_name(operation).upper()
         composing, forcing = f"MPIR_CVAR_{name}_COMPOSITION", f"MPIR_CVAR_{name}_INTRA_ALGORITHM"
         compositions, flat = mpich.COMPOSITIONS.get(operation, ((), ""))
@@ -171,18 +166,18 @@ class MpichAlgorithms:
                 engines.append(ForcedEngine(algorithm, self._engine, around | {composing: number}))
         known = self._variables.list_values(forcing)
         below = around | ({composing: compositions.index(flat) + 1} if flat else {})
-        for each in mpich.ALGORITHMS[operation]:
-            if each in known:
-                algorithm = LibraryAlgorithm(each, 0, flat)
-                engines.append(ForcedEngine(algorithm, self._engine, below | {forcing: known[each]}))
+        for choice in mpich.ALGORITHMS[operation]:
+            if choice in known:
+                algorithm = LibraryAlgorithm(choice, 0, flat)
+                engines.append(ForcedEngine(algorithm, self._engine, below | {forcing: known[choice]}))
         return engines
 
     @contextmanager
     def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:
         """Context manager that sets the engine's control variables, so that calls run the engine's algorithm.
 
-        MPICH replaces an algorithm that does not support a call by another one; with `strict`, MPICH fails instead.
-        Collectives that MPICH itself calls on parts of the communicator need the replacement.
+        If the algorithm does not support a call, MPICH runs another algorithm or, with `strict`, fails. Collectives
+        that MPICH itself calls on parts of the communicator may need another algorithm than the forced one.
         """
         reactions = self._variables.list_values(_FALLBACK)
         values = {_FALLBACK: reactions["error" if strict else "silent"]}
@@ -190,7 +185,7 @@ class MpichAlgorithms:
             yield
 
 
-class NcclAlgorithms:
+class NcclAlgorithms(AlgorithmLibrary):
     """Forces the algorithms and protocols of NCCL, each by a torch process group of its own.
 
     The constructor and `list_engines` are collective over `world`. The constructor raises UnavailableError if torch,
@@ -204,7 +199,7 @@ class NcclAlgorithms:
         self._engines: dict[LibraryAlgorithm, TorchEngine] = {}
 
     def list_engines(self, operation: Operation) -> list[ForcedEngine]:
-        """Return an engine per algorithm and protocol of an operation, first one that lets NCCL select. Collective."""
+        """Return one engine per algorithm and protocol of an operation; the first lets NCCL select. Collective."""
         engines = [ForcedEngine(DEFAULT, self._default)]
         for name in nccl.ALGORITHMS[operation]:
             for protocol in nccl.PROTOCOLS:
@@ -226,11 +221,6 @@ class NcclAlgorithms:
                 del os.environ["NCCL_ALGO"], os.environ["NCCL_PROTO"]
         return self._engines[algorithm]
 
-    @contextmanager
-    def force(self, engine: ForcedEngine, *, strict: bool = False) -> Iterator[None]:  # noqa: ARG002 - of a protocol
-        """Return a context manager that does nothing, because the engine's communicator always runs its algorithm."""
-        yield
-
 
 def open_library(name: str, world: MPI.Intracomm) -> AlgorithmLibrary:
     """Return an object that forces the algorithms of the library `name`. Collective over `world`.
@@ -239,7 +229,7 @@ def open_library(name: str, world: MPI.Intracomm) -> AlgorithmLibrary:
 
     Raises:
         UsageError: the environment already forces algorithms.
-        UnavailableError: the job runs another library, or the library has no such variables.
+        UnavailableError: the job runs another library, or the library has no variables that force algorithms.
     """
     require_no_rules(name)
     require_library(name)

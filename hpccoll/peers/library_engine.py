@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hpccoll.errors import BufferError, UsageError
-from hpccoll.plan import Operation
-from hpccoll.runtime.arrays import (
+from hpccoll.arrays import (
     ArrayModule,
     BoundCall,
     Buffer,
@@ -17,6 +15,8 @@ from hpccoll.runtime.arrays import (
     is_torch_tensor,
     require_contiguous,
 )
+from hpccoll.errors import BufferError, UsageError
+from hpccoll.plan import Operation
 
 _ROOT_HAS_RESULT = (Operation.REDUCE, Operation.GATHER)
 _ROOT_HAS_SOURCE = (Operation.BROADCAST, Operation.SCATTER)
@@ -54,8 +54,8 @@ class LibraryEngine(Protocol):
 class CheckedBuffers:
     """The input (`source`) and output (`result`) of one rank for a collective, checked and flat (1-D).
 
-    A buffer is None if the operation does not use it on this rank. `module` is the array module (NumPy, CuPy, torch)
-    of both.
+    A buffer is None if the operation does not use it on this rank. `module` is the array module (NumPy, CuPy, torch) of
+    both buffers.
     """
 
     source: FlatArray | None
@@ -66,11 +66,11 @@ class CheckedBuffers:
 
 
 def check_buffers(operation: Operation, source: Any, result: Any, root: int, rank: int, n: int) -> CheckedBuffers:
-    """Check the input and output of a collective on rank `rank` of `n`, and return them as flat arrays.
+    """Check the input and output of a collective on rank `rank` of `n`, and return them as `CheckedBuffers`.
 
     `root` is the root rank; operations without a root ignore it.
-    If `source` and `result` of an operation with blocks, such as all_gather, are the same array of n blocks, the one
-    that should hold a single block becomes the rank's own block of the array.
+    In an operation with blocks, such as all_gather, `source` and `result` may be the same array of n blocks; the buffer
+    of a single block is then the rank's own block of this array.
 
     Raises:
         BufferError: a buffer is missing or not contiguous, or source and result differ in dtype or array module, or
@@ -135,5 +135,5 @@ def _match_buffers(operation: Operation, sent: Buffer, received: Buffer, rank: i
 
 
 def unsupported_error(peer: str, what: str, instead: str) -> UsageError:
-    """Return an error with the message that the engine `peer` does not offer `what`, and the remedy `instead`."""
+    """Return a UsageError, which says that the engine `peer` does not offer `what`, and names the remedy `instead`."""
     return UsageError(f"engine {peer} does not offer {what}; {instead}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from hpccoll.arrays import BoundCall, DType, FlatArray, Reduction, run_all
 from hpccoll.errors import UnavailableError
 from hpccoll.peers.library_engine import CheckedBuffers, check_buffers, unsupported_error
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import gather_or_raise
-from hpccoll.runtime.arrays import BoundCall, DType, FlatArray, Reduction, run_all
 from hpccoll.runtime.cuda.probe import is_mpi_cuda_aware
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class MpiEngine:
     """Engine `mpi`: MPI_Allreduce and the other collectives of the MPI library on `comm`, which is not duplicated.
 
     The first call of `prepare` with device buffers probes on every rank whether MPI accepts device memory. If MPI
-    rejects it on any rank, `prepare` refuses device buffers.
+    rejects device memory on any rank, `prepare` refuses device buffers.
     Cost: a prepared call is a `functools.partial` of an mpi4py method; its buffer arguments are built only once.
     """
 
@@ -30,13 +30,13 @@ class MpiEngine:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
-        self._device_works: bool | None = None  # None until the ranks have agreed
+        self._device_works: bool | None = None  # whether MPI accepts device memory; None: not probed yet
         self._mpi = job.load_mpi()
 
     def prepare(self, operation: Operation, source: Any, result: Any, redop: str, root: int) -> BoundCall:
         """Return a function that runs the MPI collective on these buffers; arguments as in `LibraryEngine.prepare`.
 
-        With device buffers, the first call is collective.
+        The first call of `prepare` with device buffers is collective.
         """
         from hpccoll.runtime.messages.mpi_calls import METHODS
 
@@ -86,11 +86,11 @@ class MpiEngine:
     def _order_arguments(
         self, operation: Operation, source: Any, result: Any, op: MPI.Op | None, root: int, *, in_place: bool
     ) -> tuple[Any, ...]:
-        """Return the arguments of mpi4py's method in order.
+        """Return the arguments of mpi4py's method for `operation`, as a tuple in their order.
 
         Args:
-            source, result: the buffer arguments of `_specify`.
-            op, root: are ignored if the operation has none.
+            source, result: the buffer arguments that `_specify` returns.
+            op, root: the MPI reduction and the root rank, each ignored if the operation has none.
             in_place: whether input and output share memory.
         """
         own_place = self._mpi.IN_PLACE

@@ -13,7 +13,7 @@ LaunchCall = Callable[[], Any]  # starts a collective and returns torch's Work
 
 
 class TorchCollectives:
-    """Prepares calls of the collectives of a torch process group (ProcessGroupGloo, ProcessGroupNCCL) of `n` ranks.
+    """Prepares collective calls on a torch process group (ProcessGroupGloo, ProcessGroupNCCL) of `n` ranks.
 
     `options` is the module with torch's option classes, such as AllreduceOptions.
     """
@@ -28,7 +28,7 @@ class TorchCollectives:
     def bind(
         self, operation: Operation, source: Tensor | None, result: Tensor | None, op: Any, root: int, in_place: bool
     ) -> LaunchCall:
-        """Return a function that starts a collective on these tensors and returns torch's Work.
+        """Return a function that starts a collective on the given tensors and returns torch's Work.
 
         Args:
             source: 1-D input; None if this rank has none.
@@ -97,7 +97,6 @@ def _copy_then(out: Tensor, source: Tensor, launch: LaunchCall) -> LaunchCall:
     """Return a function that copies `source` to `out` and then calls `launch`, which starts a collective on `out`."""
 
     def call() -> Any:
-        """Copy the input to the output, then start the collective."""
         out.copy_(source)
         return launch()
 

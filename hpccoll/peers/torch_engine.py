@@ -1,9 +1,9 @@
 """The backends Gloo, NCCL and hpccoll of torch.distributed as engines, started in an MPI job.
 
-The process group has its own store and is called without torch.distributed's dispatcher, so the user's default group is
-not affected. The engine of the backend hpccoll shows what torch adds to the time of hpccoll's own collectives. Rank 0
-opens the group's TCPStore on a free port and sends the port number to the other ranks by MPI. Buffers become tensors
-without a copy. Operations without a reduction transfer raw bytes, so they support every dtype.
+An engine's process group has its own store and is called without torch.distributed's dispatcher, so the user's default
+group is not affected. The engine of the backend hpccoll shows what torch adds to the time of hpccoll's own collectives.
+Rank 0 opens the group's TCPStore on a free port and sends the port number to the other ranks by MPI. Buffers become
+tensors without a copy. Operations without a reduction transfer raw bytes, so they support every dtype.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpccoll.arrays import ArrayModule, BoundCall, DType, FlatArray, Reduction
 from hpccoll.communicator import Communicator
 from hpccoll.errors import CommunicationError, UnavailableError
 from hpccoll.optional_packages import format_install_command
@@ -28,7 +29,6 @@ from hpccoll.peers.torch_collectives import TorchCollectives
 from hpccoll.plan import Operation
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import run_or_raise
-from hpccoll.runtime.arrays import ArrayModule, BoundCall, DType, FlatArray, Reduction
 from hpccoll.runtime.cuda import probe as cuda_probe
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _LOOPBACK = "127.0.0.1"
 _SHARE_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG"}
 _BITWISE = {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
-_GLOO_ON_DEVICE = (Operation.ALL_REDUCE, Operation.BROADCAST)  # torch.distributed's documentation, "Backends"
+_GLOO_ON_DEVICE = (Operation.ALL_REDUCE, Operation.BROADCAST)  # source: "Backends" in torch.distributed's docs
 # The torch dtype in which values of a dtype are reduced: booleans as bytes 0 and 1, complex numbers as pairs of floats.
 _REDUCED_AS = {
     **{name: name for name in ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")},
@@ -53,8 +53,9 @@ _REDUCED_AS = {
 class TorchEngine:
     """A backend of torch.distributed as an engine: `gloo`, `nccl`, or `torch-hpccoll` (hpccoll as a torch backend).
 
-    `nccl` needs CUDA buffers and a GPU per rank; the others are mainly for host buffers. The constructor starts a
-    process group and is collective over `comm`. The start and each operation time out after TIMEOUT.
+    `nccl` needs CUDA buffers and a GPU per rank; the other backends are mainly for host buffers. The constructor starts
+    a process group and is collective over `comm`. The start of the process group and each operation time out after
+    TIMEOUT.
 
     Raises:
         UnavailableError: torch, the backend, or a GPU for each rank is missing; the message names the rank.
@@ -85,7 +86,7 @@ class TorchEngine:
         self._collectives = TorchCollectives(group, c10d, comm.size)
 
     def _make_error(self, action: str, reason: str) -> CommunicationError:
-        """Return a CommunicationError with the message that this engine cannot do `action`, and with the `reason`."""
+        """Return a CommunicationError, whose message says that this engine cannot do `action`, and the `reason`."""
         return CommunicationError(f"engine {self.name} cannot {action}: {reason}")
 
     def _open_store(self, host: str) -> Any:
@@ -152,7 +153,7 @@ class TorchEngine:
     def _reduction(self, redop: str, dtype: DType) -> tuple[Any, str]:
         """Return torch's ReduceOp of the reduction `redop`, and the name of the torch dtype in which to reduce.
 
-        Raises UsageError if torch cannot reduce elements of type `dtype` in this way.
+        Raises UsageError if torch cannot reduce elements of type `dtype` by `redop`.
         """
         reduction, offered = Reduction.parse(redop), _OPS | ({} if self.name == "nccl" else _BITWISE)
         if reduction.name not in offered:
@@ -192,7 +193,6 @@ class TorchEngine:
         stream_done = None if device == -1 else self._torch.cuda.current_stream(device).synchronize
 
         def call() -> None:
-            """Start the collective and wait until its result is complete."""
             try:
                 launch().wait()
                 if stream_done is not None:
@@ -214,7 +214,7 @@ class TorchEngine:
 def _require_backend(backend: str, ranks_per_node: int) -> None:
     """Raise UnavailableError if torch, its backend `backend`, or a GPU for each rank of this node is missing.
 
-    The import of torch, which is slow, comes last.
+    Torch is imported last, because its import is slow.
     """
     if find_spec("torch") is None:
         raise UnavailableError(f"torch is not installed; {format_install_command('torch')}")
@@ -223,7 +223,7 @@ def _require_backend(backend: str, ranks_per_node: int) -> None:
         raise UnavailableError(
             "there is no CUDA device (no NVIDIA driver, or no GPU visible); use --engine mpi,hpccoll,gloo"
         )
-    if gpus < ranks_per_node and os.environ.get(_SHARE_GPUS) != "1":  # supported by NCCL 2.30 and later
+    if gpus < ranks_per_node and os.environ.get(_SHARE_GPUS) != "1":  # needs NCCL 2.30 or later
         raise UnavailableError(
             f"NCCL needs a GPU for each rank: {ranks_per_node} ranks on this node share {gpus} GPUs; with NCCL 2.30 "
             f"or later, set {_SHARE_GPUS}=1"

@@ -1,4 +1,4 @@
-"""Training steps by torch's own parallelism, beside hpccoll's: DDP, DTensor and torch.distributed.pipelining."""
+"""Training steps by torch's own parallelism (DDP, DTensor, torch.distributed.pipelining), to compare hpccoll with."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ STYLES: dict[str, ParallelStyle] = {
 class TorchTraining:
     """One rank of a training by torch's own parallelism, which hpccoll's training is compared with.
 
-    Layers are split along tp by DTensor, gradients are averaged along dp by DistributedDataParallel, and stages along
-    pp run by torch.distributed.pipelining. The constructor and `run_backward` are collective over an initialised
-    process group of the ranks of the mesh. `parameters` has this rank's parameters by name.
+    Layers are split along tp (tensor parallelism) by DTensor, gradients are averaged along dp (data parallelism) by
+    DistributedDataParallel, and stages along pp (pipeline parallelism) run by torch.distributed.pipelining. The
+    constructor and `run_backward` are collective over an initialised process group of the ranks of the mesh.
+    `parameters` has this rank's parameters by name.
 
     Args:
         module: this rank's pipeline stage, with whole layers.
-        loss: returns a micro-batch's contribution to the mean loss over the samples of this rank's index of dp.
-        microbatches: the number of micro-batches of this rank and step.
+        loss: returns a micro-batch's contribution to the mean loss over the samples of this rank's replica.
+        microbatches: the number of micro-batches per replica and step.
         schedule: a name in TORCH_SCHEDULES.
         sizes: the numbers of ranks along pp, dp and tp, from the outermost to the innermost axis.
-        styles: how DTensor splits layers: names in STYLES by the names of the layers in `module`.
+        styles: how DTensor splits each layer: maps a layer's name in `module` to a name in STYLES.
         tied: for each parameter that two stages share, the pairs of ranks that sum its gradient.
     """
 
@@ -94,7 +95,7 @@ class TorchTraining:
 
         The shares of all ranks add up to the mean loss. `inputs` and `targets` are the whole batch. Collective.
         """
-        x, y = (each.tensor_split(self.dp.size())[self.dp.get_local_rank()] for each in (inputs, targets))
+        x, y = (batch.tensor_split(self.dp.size())[self.dp.get_local_rank()] for batch in (inputs, targets))
         with loss_parallel() if self.tp.size() > 1 else nullcontext():
             loss = self._run_microbatches(x, y) if self._schedule is None else self._run_pipeline(x, y)
         for parameter, group in self._tied:
@@ -107,7 +108,7 @@ class TorchTraining:
         Returns the sum of the micro-batches' losses.
         """
         total = 0.0
-        parts = zip(*(each.tensor_split(self.microbatches) for each in (inputs, targets)), strict=True)
+        parts = zip(*(batch.tensor_split(self.microbatches) for batch in (inputs, targets)), strict=True)
         for number, (x, y) in enumerate(parts, 1):
             sums_later = self.dp.size() > 1 and number < self.microbatches
             with self._run.no_sync() if sums_later else nullcontext():
@@ -133,7 +134,10 @@ class TorchTraining:
 
 
 def get_own_gradient(parameter: Any) -> Any:
-    """Return this rank's shard of a parameter's gradient (DTensor or tensor), as a view of `parameter.grad`."""
+    """Return this rank's shard of a parameter's gradient (DTensor or tensor), as a view of `parameter.grad`.
+
+    The `grad` of a DTensor is first replaced by one that is split like the parameter; this step may be collective.
+    """
     if not isinstance(parameter, DTensor):
         return parameter.grad
     # For an embedding that is split over tp, DTensor gives each rank the gradient of the whole embedding.

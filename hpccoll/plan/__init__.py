@@ -4,8 +4,8 @@ A plan is a sequence of rounds. A round is a list of steps: messages (`Move`), a
 `Store`) or barriers (`Fence`). A step holds arrays with an entry per rank. Start with the modules `step`, `rounds` and
 `plan`; docs/write-your-own.md introduces plans by an example. `check` proves a plan correct, `replay` executes a plan
 in one process, and `simulate` predicts its time. This package uses only Python and NumPy: it imports neither MPI nor
-torch, reads no clock and performs no I/O. Each name is imported at its first use, because a process that only calls
-collectives needs few of them, and running a plan needs no proof and no simulation.
+torch, reads no clock and performs no I/O. Each exported name is imported at its first use, because a process that only
+runs collectives needs neither proofs nor simulations.
 """
 
 from __future__ import annotations
@@ -67,32 +67,20 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "NO_CHUNK", "NO_PEER", "SIGNAL", "ActionKind", "Cost", "Count", "Fabric", "FabricKind", "Fence", "Floats",
-    "Groups", "IntArray", "Ints", "Link",
-    "Load", "Machine", "Move", "Nodes", "Op", "Operation", "PassTimes", "Picks", "PipelineAction",
-    "PipelineStep", "Plan", "Proof", "Region", "Rounds", "Schedule", "ScheduleProof", "Simulation", "Span", "Step",
-    "Store", "SurvivalProof", "check", "check_schedule", "check_survival", "empty_rounds", "fold_ranks", "keep_ranks",
-    "keeps_rank_order", "overlay", "reduce_into_core", "relabel_ranks", "replay", "run_across_groups", "run_in_groups",
-    "simulate", "simulate_schedule", "to_moves",
+    "NO_CHUNK", "NO_PEER", "SIGNAL", "ActionKind", "Cost", "Count", "Fabric", "FabricKind", "Fence", "Floats", "Groups",
+    "IntArray", "Ints", "Link", "Load", "Machine", "Move", "Nodes", "Op", "Operation", "PassTimes", "Picks",
+    "PipelineAction", "PipelineStep", "Plan", "Proof", "Region", "Rounds", "Schedule", "ScheduleProof", "Simulation",
+    "Span", "Step", "Store", "SurvivalProof", "check", "check_schedule", "check_survival", "empty_rounds", "fold_ranks",
+    "keep_ranks", "keeps_rank_order", "overlay", "reduce_into_core", "relabel_ranks", "replay", "run_across_groups",
+    "run_in_groups", "simulate", "simulate_schedule", "to_moves",
 ]  # fmt: skip
-_MODULES = (
-    "operation",
-    "step",
-    "rounds",
-    "groups",
-    "plan",
-    "moves",
-    "schedule",
-    "proof",
-    "serial_replay",
-    "simulation",
-)
+_HOMES = ("operation", "step", "rounds", "groups", "plan", "moves", "schedule", "proof", "serial_replay", "simulation")
 
 
 def __getattr__(name: str) -> Any:
     """Return the exported object `name`; import the modules of the package in turn until one of them has it."""
     if name in __all__:
-        for module in _MODULES:
+        for module in _HOMES:
             home = import_module(f"{__name__}.{module}")
             if hasattr(home, name):
                 return getattr(home, name)

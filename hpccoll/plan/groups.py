@@ -23,7 +23,7 @@ Nodes: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | None
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A division of ranks into groups, such as the nodes of a machine, with `sizes` ranks each.
+    """A division of ranks into groups, such as the nodes of a machine; `sizes` has each group's number of ranks.
 
     `members` lists the ranks group by group; None stands for 0, 1, 2, and so on.
     """
@@ -33,9 +33,10 @@ class Groups:
 
     @classmethod
     def from_nodes(cls, ranks: int, nodes: Nodes) -> Groups:
-        """Return one group per node; raise UsageError unless each node has a rank and each rank is on exactly one node.
+        """Return `Groups` with one group per node.
 
-        `nodes` lists, for each node, the number of its ranks (in rank order) or its ranks; None stands for one node.
+        `nodes` lists, for each node, either its ranks or their number (then ranks fill nodes in order); None stands for
+        a single node with all ranks. Raises UsageError unless each rank is on one node and no node is empty.
         """
         if nodes is None:
             return cls((ranks,))
@@ -77,11 +78,10 @@ class Groups:
 
 
 def run_in_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, rank: IntArray) -> Rounds:
-    """Return rounds in which each group carries out `make(index in the group, group size)`; all groups end together.
+    """Return rounds in which each group runs the rounds `make(indices in the group, group size)` among its ranks.
 
-    Args:
-        make: returns the rounds of a plan among ranks 0 to size - 1, for an array of ranks.
-        rank: the ranks whose rounds are returned.
+    Groups with fewer rounds start later, so that all groups end in the same round. `make` takes an array of ranks and a
+    size, and returns the rounds of these ranks in a plan among ranks 0 to size - 1.
     """
     group, slot = groups.locate(rank)
     size, start, rank_at = np.array(groups.sizes)[group], groups.starts[group], groups.make_rank_lookup()
@@ -96,11 +96,8 @@ def run_across_groups(make: Callable[[IntArray, int], Rounds], groups: Groups, r
 
     Only the first `slots` ranks of each group take part, and every group must have at least `slots` ranks. Ranks of
     every index use the same chunk numbers; apply `Rounds.shifted` to the result to give each index its own chunks.
-
-    Args:
-        make: returns the rounds of a plan among as many ranks as there are groups, for an array of group numbers.
-        rank: the ranks whose rounds are returned.
-        slots: the number of ranks per group that take part.
+    `make` takes an array of group numbers and the number of groups, and returns the rounds of a plan that has a rank in
+    place of each group.
     """
     group, slot = groups.locate(rank)
     starts, rank_at, own_slot = groups.starts, groups.make_rank_lookup(), np.minimum(slot, slots - 1)

@@ -51,7 +51,7 @@ def list_step_messages(step: Step, n: int) -> list[PlanMessage]:
 
 
 def list_messages_by_round(plan: Plan) -> Iterator[list[PlanMessage]]:
-    """Yield the messages of each round, sorted by receiver and then by the order in which they are received."""
+    """Yield, for each round, the list of its messages, sorted by receiver and then in the order of their receipt."""
     for steps in plan.rounds():
         listed = [message for step in steps for message in list_step_messages(step, plan.ranks)]
         yield sorted(listed, key=lambda message: message.dest)

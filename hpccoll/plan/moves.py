@@ -50,12 +50,8 @@ def to_moves(step: Step, n: int) -> list[Move]:
 def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[np.bool_]:
     """Return, after the fences of a round of a barrier, which ranks each rank knows to have arrived.
 
-    Args:
-        heard: a mask before the fences, shape (ranks, ranks): `heard[a, b]` is whether a knows that b has arrived.
-        steps: the steps of the round, of which only fences count.
-
-    Returns:
-        The mask after the fences: all ranks of a fence know of every arrival that one of them knew of.
+    `heard` is a mask before the fences, shape (ranks, ranks): `heard[a, b]` is whether a knows that b has arrived. In
+    the returned mask, all ranks of a fence know of every arrival that one of them knew of.
     """
     after = heard.copy()
     for fence in steps:
@@ -67,9 +63,9 @@ def share_at_fences(heard: NDArray[np.bool_], steps: Sequence[Step]) -> NDArray[
 
 
 def _split_into_permutations(peers: IntArray, n: int) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yield pairs of arrays (peer, inverse) that together contain all entries of `peers`, each without repeated peers.
+    """Yield pairs of arrays (peer, inverse): `peers` divided into arrays without repetitions, and their inverses.
 
-    `peers` has one peer per rank, or -1; in the inverse, each peer has the rank that refers to it.
+    `peers` has one peer per rank, or -1; inverse[p] is the rank whose peer is p in this pair, or -1.
     """
     actors = np.nonzero(peers != NO_PEER)[0]
     named = peers[actors]
@@ -90,7 +86,7 @@ def _at_peers(region: Region, peers: IntArray, n: int) -> Region:
         return Picks(region.count, lambda: region.ids(n)[at])
 
     def take(value: Ints) -> Ints:
-        """Return an array with one value per rank as each rank's peer's value; return a single value unchanged."""
+        """Return the value of each rank's peer if `value` is an array by rank; return any other value unchanged."""
         return value[at] if isinstance(value, np.ndarray) and value.shape == (n,) else value
 
     return Span(take(region.first), take(region.count), region.mod, region.unit, take(region.base))

@@ -1,7 +1,7 @@
 """The collective operations: the input and output chunks of each rank, and the required contents of the outputs.
 
-In array shapes, P is the number of ranks in an argument `rank`, n that of all ranks, C the number of chunks per rank,
-and K the number of integers in the weight of a contribution (an input chunk of a rank).
+In array shapes, P is the number of ranks in an argument `rank`, n the number of all ranks, C the number of chunks per
+rank, and K the number of integers in the weight of a contribution (an input chunk of a rank).
 
 `input_mask` selects the chunks that form the input of a rank, and `output_mask` the chunks of its output. `check`,
 `replay` and the runtime all read `input_mask` and `output_mask`. In a proof, every contribution has a weight, and a
@@ -24,8 +24,9 @@ from hpccoll.units import format_count
 
 Mask = NDArray[np.bool_]
 Weights = NDArray[np.uint64]
-# An integer is the number of elements of the vector or of every block; a tuple has the number of each block.
-# In an all_to_all, a rank's tuple has the sizes of the n blocks that it sends, then those of the n blocks for it.
+# A `Count` is the number of elements of the vector or of every block, or a tuple with the number of each block.
+# In an all_to_all, a rank's tuple has the sizes of the n blocks that it sends, then those of the n blocks that it gets.
+# A tuple for all ranks (`sizes_by_rank`) has the sizes of the n blocks that rank 0 sends, then those of rank 1, ...
 Count: TypeAlias = int | tuple[int, ...]
 _NAMES_ELSEWHERE = {"bcast": "broadcast"}  # names of MPI and nccl-tests, in lower case without underscores
 # Names of benchmarks of messages between two ranks: nccl-tests' sendrecv_perf, osu_latency and others.
@@ -47,7 +48,7 @@ class Operation(Enum):
     EXSCAN = "exscan"
     BARRIER = "barrier"
 
-    __hash__ = object.__hash__  # runs no Python code, so look-ups of calls are faster than with the hash of Enum
+    __hash__ = object.__hash__  # Enum's hash runs Python code, which would make look-ups of calls slower
 
     @classmethod
     def from_name(cls, name: str) -> Operation:
@@ -115,7 +116,11 @@ class Operation(Enum):
             raise PlanError(f"{self.value} over {format_count(n, 'rank')} cannot have {chunks} chunks per rank")
 
     def chunk_sizes(self, count: Count, n: int, chunks: int) -> IntArray:
-        """Return the number of elements in each chunk of a rank, for `count` elements per vector or block."""
+        """Return the number of elements in each chunk of a rank, for `count` elements per vector or block.
+
+        If `count` is a tuple, it has the size of each block; in an all_to_all, the sizes of the n blocks that the rank
+        sends, then of the n blocks that it receives.
+        """
         if self is Operation.BARRIER:
             return np.zeros(chunks, np.int64)
         if self is Operation.ALL_TO_ALL:
@@ -128,7 +133,7 @@ class Operation(Enum):
                 )
             return np.array(count, np.int64)
         if isinstance(count, tuple):
-            return np.concatenate([_cut_evenly(each, chunks // n) for each in count])
+            return np.concatenate([_cut_evenly(part, chunks // n) for part in count])
         repeats = n if self.has_blocks else 2 if self is Operation.EXSCAN else 1
         return np.tile(_cut_evenly(count, chunks // repeats), repeats)
 
@@ -137,7 +142,7 @@ class Operation(Enum):
 
         In an all_to_all with blocks of different sizes, `count` has the sizes of the n blocks of rank 0, then those of
         the n blocks of rank 1, and so on; in all other cases, `count` is the number of elements per vector or block, or
-        the size of each block.
+        a tuple with the size of each block.
         """
         if self is Operation.ALL_TO_ALL and isinstance(count, tuple):
             sent = np.array(count, np.int64).reshape(n, n)
@@ -147,9 +152,9 @@ class Operation(Enum):
 
     @lru_cache(maxsize=32)
     def layout_classes(self, counts: tuple[Count, ...], n: int, chunks: int) -> IntArray:
-        """Return an array that gives chunks of equal size, for every count in `counts`, the same number.
+        """Return a class number for each chunk; chunks of one class have equal sizes for every count in `counts`.
 
-        The shape of the array is (chunks,), or (n, chunks) if the sizes of a chunk differ by rank, as in an all_to_all
+        The shape of the result is (chunks,), or (n, chunks) if the sizes of a chunk differ by rank, as in an all_to_all
         with blocks of different sizes.
         """
         by_rank = self is Operation.ALL_TO_ALL and any(isinstance(count, tuple) for count in counts)
@@ -170,8 +175,8 @@ class Operation(Enum):
     def expected_weights(self, weights: Weights, n: int) -> Weights:
         """Return the sum of weights that each output chunk must have at the end of a correct run, shape (n, chunks, K).
 
-        `weights`, shape (n, chunks, K), has K numbers for the contribution of each rank to each chunk. Sums for chunks
-        without output are meaningless.
+        `weights`, shape (n, chunks, K), has K numbers for the contribution of each rank to each chunk. The sums of
+        chunks that are not part of an output are meaningless.
         """
         if self is Operation.ALL_TO_ALL:
             moved = np.zeros_like(weights)
@@ -193,14 +198,7 @@ def _cut_evenly(count: int, chunks: int) -> IntArray:
 
 
 def _chunk_mask(kind: str, rank: IntArray, n: int, chunks: int, root: int) -> Mask:
-    """Return a mask, shape (len(rank), chunks), of the chunks that `kind` names: `own` is each rank's own block.
-
-    Args:
-        kind: the name of a set of chunks in the table of operations.
-        rank: the ranks.
-        n: the number of ranks of the plan.
-        chunks: the number of chunks per rank.
-    """
+    """Return a mask, shape (len(rank), chunks), of the chunks that `kind` names, such as `own`: a rank's own block."""
     chunk, ranks = np.arange(chunks), rank[:, None]
     if kind == "own":
         return np.asarray(chunk // (chunks // n) == ranks)

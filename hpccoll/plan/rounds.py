@@ -38,7 +38,7 @@ class Rounds:
         return (self.at(t) for t in range(self.count))
 
     def __add__(self, after: Rounds) -> Rounds:
-        """Return the rounds of this sequence followed by those of `after`."""
+        """Return the rounds of this sequence followed by the rounds of `after`."""
         if self.chunks != after.chunks:
             raise PlanError(f"plans over {self.chunks} and {after.chunks} chunks cannot follow each other; scale one")
         first, second, count = self.at, after.at, self.count
@@ -59,7 +59,7 @@ class Rounds:
     def map_regions(self, change: RegionMap, chunks: int) -> Rounds:
         """Return the rounds with `change` applied to every region (set of chunks of a step).
 
-        The result has `chunks` chunks per rank.
+        The returned rounds have `chunks` chunks per rank.
         """
         changed = self.map_steps(lambda step: step.map_regions(change))
         return Rounds(changed.count, chunks, changed.at)
@@ -71,7 +71,7 @@ class Rounds:
     def shifted(self, base: Ints, chunks: int) -> Rounds:
         """Return the rounds with `base` (one number, or one per rank) added to every chunk number.
 
-        The result has `chunks` chunks per rank.
+        The returned rounds have `chunks` chunks per rank.
         """
         return self.map_regions(lambda region: region.shifted(base), chunks)
 
@@ -81,7 +81,7 @@ class Rounds:
 
 
 def empty_rounds(chunks: int) -> Rounds:
-    """Return a sequence of zero rounds for a plan with `chunks` chunks per rank."""
+    """Return a sequence without rounds for a plan with `chunks` chunks per rank."""
     return Rounds(0, chunks, lambda t: [])
 
 
@@ -115,14 +115,14 @@ def relabel_ranks(rounds: Rounds, rank_of: PeerMap) -> Rounds:
 
 
 def relabel_places(rounds: Rounds, rank_of: Callable[[IntArray, PeerPlaces], IntArray]) -> Rounds:
-    """Return the rounds with every peer replaced by `rank_of(peers, places)`.
+    """Return the rounds with each array `peers` replaced by `rank_of(peers, places)`.
 
-    `places` are the positions, in the array of ranks, of the ranks that have these peers, or a slice of all. If few of
-    many ranks have a peer, `rank_of` is called for these ranks only.
+    `places` has the index of the rank that each entry of `peers` belongs to, or is `slice(None)` for all ranks. If few
+    of many ranks have a peer, `rank_of` is called only for the ranks with a peer.
     """
 
     def change(peers: IntArray) -> IntArray:
-        """Return the new peer of each rank for the array `peers` of one peer per rank (-1: none)."""
+        """Return `peers`, an array of one peer per rank, with each peer replaced by `rank_of`; -1 (no peer) stays."""
         has_peer = peers >= 0
         if len(peers) >= _MANY_RANKS and _FEW * np.count_nonzero(has_peer) <= len(peers):
             places, changed = np.flatnonzero(has_peer), np.full(len(peers), NO_PEER, np.int64)
@@ -146,12 +146,11 @@ def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, 
     """Return an all-reduce of n ranks that runs another all-reduce among the ranks below `core`.
 
     Ranks from `core` on first send their data to ranks below `core` (`reduce_into_core`), and get the result at the end
-    by the same rounds reversed, which costs 2 ceil((n - core) / core) rounds.
+    by the reversed rounds. For n ranks, the sends before and after the inner all-reduce take 2 ceil((n - core) / core)
+    rounds.
 
     Args:
         make: returns the rounds of an all-reduce of `core` ranks, called as `make(rank, core)`.
-        rank: the ranks whose rounds are returned.
-        n: the number of ranks.
         core: the number of ranks of the inner all-reduce.
         whole: the region of all chunks of a rank.
     """
@@ -163,12 +162,7 @@ def fold_ranks(make: Callable[[IntArray, int], Rounds], rank: IntArray, n: int, 
 def reduce_into_core(rank: IntArray, n: int, core: int, whole: Region, chunks: int) -> Rounds:
     """Return rounds in which each rank r >= core sends `whole` (its data) to rank r mod core, which reduces it.
 
-    Args:
-        rank: the ranks whose rounds are returned.
-        n: the number of ranks.
-        core: the number of ranks that keep data.
-        whole: the region of all chunks of a rank.
-        chunks: the number of chunks per rank.
+    `core` is the number of ranks that keep data.
     """
     layer, core_rank = rank // core, rank % core
 

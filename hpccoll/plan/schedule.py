@@ -7,8 +7,8 @@ this pass to stage 3.
 
 A program is a list of steps. A step has one action, or the actions that a rank computes at the same time, such as a
 forward and a backward pass. Neither sends nor receives block: a pass waits for the receive of its input. Any two ranks
-list the messages between them in the same order, as NCCL requires. Files of torch from 2.15 also have an action that
-waits for each send and for each sum of gradients.
+list the messages between them in the same order, as NCCL requires. Files of torch from 2.15 on also have actions that
+wait for sends and for sums of gradients.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ class Schedule:
         return None
 
     def count_activations(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the largest number of live micro-batches of each stage, and of all stages of each rank together."""
+        """Return two tuples: the largest number of live micro-batches of each stage, and of each rank (all its stages).
+
+        A micro-batch is live from its forward pass to the end of its backward pass for the weights.
+        """
         live, most = [0] * self.stages, [0] * self.stages
         rank_most = []
         for program in self.programs:
@@ -152,11 +155,11 @@ class Schedule:
         return replace(self, programs=tuple(programs), has_messages=False)
 
     def add_messages(self) -> Schedule:
-        """Return the schedule with sends and receives; it must have none yet, and `check_schedule` must accept it.
+        """Return the schedule with sends and receives added; it must have none, and `check_schedule` must accept it.
 
         The schedule is run step by step. Each send follows its pass, and at the same moment the receive is appended to
         the steps that the receiving rank has run, so that both ranks list their messages in the same order.
-        torch.distributed.pipelining places messages by the same rule.
+        torch.distributed.pipelining places sends and receives by the same rule.
         """
         return replace(self, programs=tuple(map(tuple, _MessagePlacer(self).place())), has_messages=True)
 
@@ -178,9 +181,10 @@ class Schedule:
     def add_waits(self) -> Schedule:
         """Return the schedule with a wait for each send and for each sum of gradients; it must have no waits yet.
 
-        A sum is waited for immediately. The send of an output is waited for after the stage's backward pass for this
-        micro-batch, because the receiver must have had the output by then; all other sends are waited for at the end of
-        the program. torch.distributed.pipelining places waits by the same rules.
+        The wait for a sum of gradients follows the sum immediately. The wait for the send of a stage's output follows
+        the stage's backward pass for the same micro-batch, before which the receiver must have had the output; the
+        waits for all other sends are at the end of the program. torch.distributed.pipelining places waits by the same
+        rules.
         """
         return replace(self, programs=tuple(_list_steps_with_waits(program) for program in self.programs))
 
@@ -188,7 +192,7 @@ class Schedule:
 def _list_steps_with_waits(program: PipelineProgram) -> PipelineProgram:
     """Return a rank's program with the waits for sends and sums of gradients that `Schedule.add_waits` describes."""
     steps: list[PipelineStep] = []
-    pending: dict[PipelineAction, PipelineStep] = {}  # the waits for sends, by the send
+    pending: dict[PipelineAction, PipelineStep] = {}  # the wait of each send
     for step in program:
         steps.append(step)
         for action in step:
@@ -224,7 +228,7 @@ class _MessagePlacer:
     def try_step(self, rank: int, step: PipelineStep) -> bool:
         """Append a step and its messages to the programs, if the rank has the step's inputs.
 
-        Returns whether the rank has the inputs.
+        Returns whether the rank has the inputs of the step.
         """
         schedule = self.schedule
         for action in step:

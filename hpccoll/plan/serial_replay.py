@@ -23,14 +23,12 @@ def replay(
     """Return the output of every rank after `plan` runs on `inputs` in this process, bit-equal to the runtime's result.
 
     Args:
-        plan: the plan to run.
         count: elements of the vector or of each of n equal blocks; if blocks differ in size, a tuple with the size of
             each block, which for an all_to_all has the n sizes that rank 0 sends, those that rank 1 sends, and so on.
-        inputs: one 1-D array of input chunks per rank, or None for a rank without input.
+        inputs: for each rank, a 1-D array with the elements of its input chunks, or None for a rank without input.
         combine: returns left (+) right of two 1-D arrays; required where the operation reduces.
 
-    Returns:
-        One 1-D array of output chunks per rank (empty where the rank has no output).
+    Returns, for each rank, a 1-D array with the elements of its output chunks (empty where the rank has no output).
     """
     n, chunks, operation = plan.ranks, plan.rounds().chunks, plan.operation
     ranks = np.arange(n)
@@ -43,7 +41,7 @@ def replay(
         if array is not None and is_input[rank].any():
             buffers[rank][np.repeat(is_input[rank], sizes[rank])] = array
     for messages in list_messages_by_round(plan):
-        sent = [buffers[each.source][_element_indices(each.send, edges[each.source])] for each in messages]
+        sent = [buffers[message.source][_element_indices(message.send, edges[message.source])] for message in messages]
         for message, incoming in zip(messages, sent, strict=True):
             own, place = buffers[message.dest], _element_indices(message.recv, edges[message.dest])
             own[place] = _apply_op(message.op, own[place], incoming, combine)

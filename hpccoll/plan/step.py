@@ -68,11 +68,11 @@ class Span:
         return ids if len(ids) == ranks else np.broadcast_to(ids, (ranks, longest))
 
     def scaled(self, unit: int) -> Span:
-        """Return the region of the same data after each chunk has been divided into `unit` chunks."""
+        """Return the interval of the same data after each chunk has been divided into `unit` smaller chunks."""
         return Span(self.first, self.count, self.mod, self.unit * unit, self.base * unit)
 
     def shifted(self, base: Ints) -> Span:
-        """Return the region with `base` added to every chunk number."""
+        """Return the interval with `base` (one number, or one per rank) added to every chunk number."""
         starts_at_zero = isinstance(self.base, int) and self.base == 0  # then no array is added
         return Span(self.first, self.count, self.mod, self.unit, base if starts_at_zero else self.base + base)
 
@@ -97,17 +97,17 @@ class Picks:
         return np.broadcast_to(self.table(), (ranks, self.count))
 
     def scaled(self, unit: int) -> Picks:
-        """Return the region of the same data after each chunk has been divided into `unit` chunks."""
+        """Return the list for the same data after each chunk has been divided into `unit` smaller chunks."""
 
         def scaled_table() -> IntArray:
-            """Return the chunk numbers after the division, one row of count * unit numbers per rank."""
+            """Return the chunk numbers after the division of each chunk, one row of count * unit numbers per rank."""
             ids = self.table()[..., None] * unit + np.arange(unit)
             return ids.reshape(*ids.shape[:-2], self.count * unit)
 
         return Picks(self.count * unit, scaled_table)
 
     def shifted(self, base: Ints) -> Picks:
-        """Return the region with `base` added to every chunk number."""
+        """Return the list with `base` (one number, or one per rank) added to every chunk number."""
         return Picks(self.count, lambda: self.table() + np.reshape(base, (-1, 1)))
 
 
@@ -121,9 +121,9 @@ SIGNAL = Span(0, 0, 1)  # no chunks: a message without data, as barriers send
 class Move:
     """Every rank sends chunks `send` to `dest` and receives into chunks `recv` from `source`.
 
-    Every rank has at most one `dest` and one `source`; a rank that is its own `dest` and `source` copies locally. The
-    elements of the sent chunks, in order, are copied or reduced into those of the received chunks. `op` (copy, or the
-    operand order of a reduction) may differ by rank.
+    `dest` and `source` have one entry per rank, -1 for none; a rank that is its own `dest` and `source` copies locally.
+    The elements of the sent chunks, in order, are copied or reduced into those of the received chunks. `op` (copy, or
+    the operand order of a reduction) may differ by rank.
     """
 
     dest: IntArray
@@ -141,13 +141,13 @@ class Move:
         return Move(change(self.dest), change(self.source), self.send, self.recv, self.op)
 
     def map_regions(self, change: RegionMap) -> Move:
-        """Return the move with `change`, a function of a region, applied to its sent and received chunks."""
+        """Return the move with `change`, a function of a set of chunks, applied to its sent and received chunks."""
         return Move(self.dest, self.source, change(self.send), change(self.recv), self.op)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Every rank reads chunks `remote` of rank `source` through shared memory into its own chunks `local`.
+    """Every rank reads chunks `remote` of rank `source` (-1: none) through shared memory into its own chunks `local`.
 
     Rank `source` takes no action in a load. The load reads the contents that `remote` had at the last fence, and copies
     or reduces them by `op`, which may differ by rank. Other ranks may read the chunks `local` after the next fence.
@@ -169,13 +169,13 @@ class Load:
         return Load(change(self.source), self.remote, self.local, self.op)
 
     def map_regions(self, change: RegionMap) -> Load:
-        """Return the load with `change`, a function of a region, applied to its remote and local chunks."""
+        """Return the load with `change`, a function of a set of chunks, applied to its remote and local chunks."""
         return Load(self.source, change(self.remote), change(self.local), self.op)
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Every rank writes its own chunks `local` through shared memory into chunks `remote` of rank `dest`.
+    """Every rank writes its own chunks `local` through shared memory into chunks `remote` of rank `dest` (-1: none).
 
     Rank `dest` takes no action in a store. All ranks may read the chunks `remote` after the next fence.
     """
@@ -193,7 +193,7 @@ class Store:
         return Store(change(self.dest), self.local, self.remote)
 
     def map_regions(self, change: RegionMap) -> Store:
-        """Return the store with `change`, a function of a region, applied to its local and remote chunks."""
+        """Return the store with `change`, a function of a set of chunks, applied to its local and remote chunks."""
         return Store(self.dest, change(self.local), change(self.remote))
 
 
@@ -202,8 +202,8 @@ class Fence:
     """A barrier among the ranks with the same `leader`, which is one of these ranks (usually the lowest).
 
     Ranks with leader -1 take no part in the fence. After the fence, ranks see each other's earlier stores. Between two
-    fences, no two ranks may access the same chunk of a rank if one of them writes it. As the only exception, a rank may
-    load a chunk that the chunk's owner overwrites, by a load of its own, in the same or a later round.
+    fences, no two ranks may access the same chunk of a rank if one of them writes it. No fence is needed between a load
+    of a chunk by another rank and a load in the same or a later round by which the owner of the chunk overwrites it.
     """
 
     leader: IntArray
@@ -217,7 +217,7 @@ class Fence:
         return Fence(change(self.leader))
 
     def map_regions(self, change: RegionMap) -> Fence:  # noqa: ARG002 - the signature of the other steps
-        """Return the fence unchanged, because a fence has no region of chunks."""
+        """Return the fence unchanged, because a fence has no chunks."""
         return self
 
 

@@ -5,18 +5,18 @@ second message size; the prediction errors at the other sizes show how good the 
 sum over measurements of |log(simulated / measured)|, smoothed near zero, so that times of microseconds count as much as
 times of milliseconds, and outliers have little influence.
 
-Between ranks of one host the cost of a byte depends on the message size: small messages go through a buffer, large
-ones are sent in pieces, and messages larger than the caches are slower. A fitted link therefore has one beta per band
-of message sizes, and a call has a fixed cost before its first message. The idea of bands is from Kielmann, Bal and
-Verstoep, Fast measurement of LogP parameters, 2000.
+Between ranks of one host the cost of a byte depends on the message size: small messages go through a buffer, large ones
+are sent in pieces, and messages larger than the caches are slower. A fitted link has one beta per band of message
+sizes, and a call has a fixed cost before its first message. The idea of bands is from Kielmann, Bal and Verstoep, Fast
+measurement of LogP parameters, 2000.
 
 A simulated time is the time of the longest path of dependent messages, and the time of each path is linear in the
 parameters. The fit computes the derivatives of the times by simulation, solves the linearised model, and repeats both
 until the parameters converge. A fit takes about thirty simulations per measurement.
 
-A band whose time per byte ends at its lower limit has no effect on the measured times, and is joined with the next
-band. A fit is refused where a latency or a time per byte still ends at a limit, because a machine with this value is
-impossible, or where the median error on the sizes left out exceeds MAX_ERROR.
+A band of message sizes whose fitted time per byte is at its lower limit has no effect on the measured times, and is
+joined with the next band. A fit is refused where a latency or a time per byte still ends at a limit, because a machine
+with this value is impossible, or where the median error at the message sizes that the fit left out exceeds MAX_ERROR.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ MAX_ERROR = 0.5  # a fitted machine with a larger median error on the sizes left
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """The measured median time of one algorithm at one message size, which a machine model is fitted to."""
+    """A measurement that a machine model is fitted to: a plan, its algorithm, the message and the median seconds.
+
+    `nodes` is the number of nodes of the measured job.
+    """
 
     algorithm: Algorithm
     plan: Plan
@@ -57,7 +60,7 @@ class MeasuredRow:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRow:
-    """A measurement, and the time that the fitted machine model predicts for it."""
+    """A measurement, the seconds that the fitted machine model predicts for it, and whether the fit used it."""
 
     row: MeasuredRow
     seconds: float  # the predicted time
@@ -77,22 +80,21 @@ class MachineFit:
     rows: tuple[PredictedRow, ...]
 
     def compute_median_error(self, *, fitted: bool) -> float:
-        """Return the median relative error of the predictions, either for the measurements that the fit used or others.
+        """Return the median relative error of the predictions, for measurements that the fit used or for others.
 
-        `fitted` chooses the measurements that the fit used; if it is false, those that the fit left out.
+        If `fitted` is true, the measurements that the fit used count, else those that the fit left out.
         """
         return float(np.median([row.error for row in self.rows if row.fitted is fitted]))
 
 
 def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
-    """Fit a machine model to the measurements at every second message size, and predict the times of all measurements.
+    """Return a `MachineFit`: a model fitted to the measurements at every second message size, and all predictions.
 
     Args:
         rows: measurements of one job, with the same ranks on the same nodes.
         source: the name of the measurements, such as a file name, for error messages and the model's name.
 
-    Raises:
-        UsageError: `rows` come from several jobs, have too few message sizes, or fit no possible machine.
+    Raises UsageError if `rows` come from several jobs, have too few message sizes, or fit no possible machine.
     """
     sizes = sorted({row.nbytes for row in rows})
     if len(sizes) < _MIN_SIZES:
@@ -118,12 +120,9 @@ def fit_machine(rows: Sequence[MeasuredRow], source: str) -> MachineFit:
 
 
 def _require_possible(fit: MachineFit, limited: Sequence[str], source: str) -> None:
-    """Raise UsageError if a fitted machine is impossible, or predicts other message sizes than the fitted ones badly.
+    """Raise UsageError if a fitted machine is impossible, or badly predicts the sizes that the fit left out.
 
-    Args:
-        fit: the fitted machine and its predictions.
-        limited: names of parameters of links that ended at a limit, which no real machine has.
-        source: the name of the measurements, for the message.
+    `limited` has the names of the parameters of links whose fitted value is a limit; no real machine has such a value.
     """
     remedy = (
         "measure on idle cores, with more sizes and algorithms (`hpccoll bench --algorithm all`), or name a machine"
@@ -144,12 +143,9 @@ def _require_possible(fit: MachineFit, limited: Sequence[str], source: str) -> N
 def fit_barriers(rows: Sequence[MeasuredRow], source: str) -> Machine:
     """Return a machine model that is fitted to measurements of barriers: the costs of a call, a message and a fence.
 
-    A fence is a wait of the ranks of one node for each other. Barriers send no bytes, so the model has no bandwidths
-    that mean anything.
-
-    Args:
-        rows: measurements of one job, with the same ranks on the same nodes; at least one.
-        source: the name of the measurements, for the model's name.
+    A fence is a wait of the ranks of one node for each other. Barriers send no bytes, so the bandwidths of the fitted
+    model are meaningless. `rows` has measurements, at least one, of one job with the same ranks on the same nodes;
+    `source` is the name of the measurements.
     """
     has_fences = any(row.algorithm.uses_shared_memory for row in rows)
     parameters = _ParameterLayout(rows[0].plan.ranks, rows[0].nodes, 0, has_fences)
@@ -157,17 +153,15 @@ def fit_barriers(rows: Sequence[MeasuredRow], source: str) -> Machine:
 
 
 class _ParameterLayout:
-    """The meaning of the K elements of the vector of parameters that a fit varies, with their limits and start values.
+    """The order, limits and start values of the K parameters that a fit varies.
 
-    The elements are the cost of a call, gamma, the cost of a fence (a wait of the ranks of a node for each other), and
-    then alpha and the betas of each link. Fences and links that no measurement uses have no parameters.
+    The K parameters are the cost of a call, gamma, the cost of a fence (a wait of the ranks of a node for each other),
+    and then alpha and the betas of each link. Fences and links that no measurement uses have no parameters.
 
     Args:
-        ranks: ranks of the measured job.
-        nodes: nodes of the measured job.
         largest: largest measured message size in bytes.
         has_fences: whether algorithms with fences were measured.
-        borders: message sizes in bytes that separate the bands, each of which has a beta of its own.
+        borders: message sizes in bytes that separate bands of message sizes, each of which has a beta of its own.
     """
 
     def __init__(
@@ -182,20 +176,20 @@ class _ParameterLayout:
         between = [3e-5, *[1e-9] * (per_link - 1)] if nodes > 1 else []
         costs = [1e-6, 1e-10, *([3e-6] if has_fences else [])]
         self.start = np.array([*costs, *within, *between])
-        links = [name for name, found in (("within nodes", within), ("between nodes", between)) if found]
+        links = [name for name, start in (("within nodes", within), ("between nodes", between)) if start]
         self.link_names = [(f"alpha {name}", *[f"bandwidth {name}"] * (per_link - 1)) for name in links]
         least = [least for _ in links for least in (_MIN_ALPHA_S, *[_MIN_BETA_S] * (per_link - 1))]
         self.least = np.array([*[_MIN_PARAMETER] * len(costs), *least])
 
     def without_border(self, border: int) -> _ParameterLayout:
-        """Return the layout in which the two bands of message sizes on either side of `border` (bytes) are one band."""
-        return _ParameterLayout(*self.job, tuple(each for each in self.borders if each != border))
+        """Return a layout with one band of message sizes in place of the two bands beside `border` (bytes)."""
+        return _ParameterLayout(*self.job, tuple(kept for kept in self.borders if kept != border))
 
     def find_idle_band(self, values: Floats) -> int | None:
-        """Return a border to remove because a band of message sizes beside it has no effect; None if there is no such.
+        """Return a border to remove because a band of message sizes beside it has no effect, or None.
 
-        A band has no effect if its beta is at the lower limit. The result is in bytes: the upper border of the band or,
-        for the last band, its lower border. `values` are the fitted parameters, shape (K,).
+        A band of message sizes has no effect if its beta is at the lower limit. The result is in bytes: the upper
+        border of the band or, for the last band, its lower border. `values` are the fitted parameters, shape (K,).
         """
         if not self.borders:
             return None
@@ -236,9 +230,10 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
         derivatives = np.array([_compute_derivatives(parameters, row, values) for row in rows])  # (rows, K)
 
         def compute_log_errors(log_values: Floats, derivatives: Floats = derivatives) -> Floats:
-            """Return log(predicted / measured time) of each measurement, for logarithms of the parameters, shape (K,).
+            """Return log(predicted / measured time) of each measurement if the parameters are exp(`log_values`).
 
-            `derivatives` are those of the times with respect to the parameters, shape (measurements, K).
+            `derivatives` are those of the simulated times with respect to the K parameters, shape (measurements, K).
+            `log_values` has shape (K,).
             """
             return np.asarray(np.log(derivatives @ np.exp(log_values) / measured))
 
@@ -253,8 +248,8 @@ def _fit_parameters(parameters: _ParameterLayout, rows: Sequence[MeasuredRow]) -
 def _compute_derivatives(parameters: _ParameterLayout, row: MeasuredRow, values: Floats) -> Floats:
     """Return the derivatives of a measurement's simulated time with respect to the parameters, shape (K,).
 
-    Runs K + 1 simulations. A simulated time is homogeneous of degree one in the parameters, so the time is the dot
-    product of parameters and derivatives. `values` are the parameters, shape (K,).
+    Runs one simulation more than there are parameters. A simulated time is homogeneous of degree one in the parameters,
+    so the time is the dot product of parameters and derivatives. `values` are the parameters, shape (K,).
     """
     seconds = _simulate_seconds(row, parameters.make_machine(values, ""))
     derivatives = np.empty_like(values)

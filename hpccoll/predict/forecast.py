@@ -57,13 +57,10 @@ def forecast(
     """Return the simulation of `algorithm` on n ranks of `machine` with a message of about `nbytes` bytes.
 
     Args:
-        algorithm: a built-in algorithm or a user's own.
         n: number of ranks, which fill the nodes of `machine` in order.
-        machine: the topology, and the costs of messages and reductions.
         nbytes: message size (S of nccl-tests); rounded down to whole float32 elements.
         chunks: number of chunks; None for the number that a run would use.
-        root: the root rank; ignored by operations without one.
-        full: simulate every rank, even if symmetry makes a few ranks enough.
+        full: simulate every rank, even if a few ranks would be enough because of symmetry.
         trace: find the critical path; with `trace`, two-level plans are not split into pipelined segments.
     """
     if chunks is None:
@@ -85,13 +82,13 @@ def _needs_growth(algorithm: Algorithm, n: int, machine: Machine, count: int, ch
     """Whether to extrapolate the simulation from a few nodes, because too many ranks would have to be simulated.
 
     Ranks that do the same are simulated once, so symmetric plans need few simulated ranks. `count` is the number of
-    elements of a rank's vector or of one block; `chunks` and `root` are the plan's.
+    elements of a rank's vector or of one block; `chunks` and `root` are the plan's number of chunks and its root.
     """
     if not algorithm.grows_linearly or n <= MOST_DIRECT_RANKS:
         return False
     plan = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
     rounds = plan.column(0)
-    # Plans of few rounds send a message to every rank per round, and the rounds of an all_to_all are all different.
+    # Simulating all ranks takes long if each round has messages to all ranks, or if no two rounds have equal costs.
     exchanges = plan.operation is Operation.ALL_TO_ALL
     if plan.period is None or len(rounds) < LEAST_ROUNDS or exchanges or algorithm.is_two_level:
         return True
@@ -104,8 +101,7 @@ def _forecast_by_growth(
 ) -> Simulation:
     """Return the simulation of `algorithm` on n ranks, extrapolated from simulations of a few nodes.
 
-    `count` is the number of elements of a rank's vector or of one block; `chunks` and `root` are the plan's. Raises
-    GrowthError if the times of a few nodes do not determine those of n ranks.
+    The arguments are those of `_needs_growth`. Raises GrowthError if the times on n ranks cannot be extrapolated.
     """
     is_one_node = n <= machine.ranks_per_node
     whole = algorithm.plan(n, root, chunks, fill_nodes(n, machine))
@@ -129,18 +125,14 @@ def _forecast_by_growth(
 def simulate_pipelined(
     plan: Plan, machine: Machine, count: int, itemsize: int, *, full: bool = False, segments: int | None = None
 ) -> Simulation:
-    """Simulate a two-level plan (shared memory inside nodes, messages between them), split into segments as in a run.
+    """Return the simulation of a two-level plan (shared memory inside nodes, messages between them) in segments.
 
-    The segments pass one after the other, so that work inside nodes overlaps with messages between nodes. The first
-    segment takes the simulated time of the plan. Each later segment adds its time on the busiest link, which is a
-    node's own link or a link that nodes share.
+    As in a run, segments pass one after the other, so that work inside nodes overlaps with messages between nodes. The
+    first segment takes the simulated time of the plan. Each later segment adds its time on the busiest link, which is a
+    node's own link or a link that several nodes share.
 
     Args:
-        plan: a two-level plan.
-        machine: the topology, and the costs of messages and reductions.
         count: number of elements of each rank's vector, or of one block.
-        itemsize: bytes of an element.
-        full: simulate every rank, even if symmetry makes a few ranks enough.
         segments: number of segments; None for the number of a real run, which is 1 on a single node.
     """
     if segments is None:

@@ -1,6 +1,6 @@
 """Forecasts of several algorithms over a grid of rank counts and message sizes, and the fastest at each point.
 
-Shapes: A algorithms, R rank counts, S sizes.
+In the shapes of arrays, A, R and S are the numbers of algorithms, rank counts and message sizes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ForecastGrid:
     seconds: Floats
 
     def find_winner(self, ranks: int, nbytes: int) -> Algorithm:
-        """Return the fastest algorithm at a rank count and a message size (`nbytes`), which must be of the grid."""
+        """Return the fastest algorithm at a rank count and message size (`nbytes`), which the grid must hold."""
         seconds = self.seconds[:, self.ranks.index(ranks), self.sizes.index(nbytes)]
         return self.algorithms[int(np.argmax(seconds <= seconds.min() * (1 + TIE)))]
 
@@ -44,7 +44,7 @@ def forecast_grid(
     sizes: Sequence[int],
     done: Callable[[str], object] = lambda _: None,
 ) -> ForecastGrid:
-    """Simulate every algorithm at every rank count and message size (bytes), and return the times.
+    """Simulate every algorithm at every rank count and message size (bytes); return the times as a `ForecastGrid`.
 
     `done` is called after each algorithm and rank count with a description such as `all_reduce/ring on 8 ranks`, to
     show progress.
@@ -61,7 +61,7 @@ def forecast_grid(
 def list_rank_counts(max_ranks: int, machine: Machine) -> list[int]:
     """Return the rank counts of a winner map, from 2 to at most `max_ranks`.
 
-    The counts within a node are powers of two, and the counts beyond are powers of two of full nodes.
+    Rank counts within a node are powers of two; each larger rank count fills a number of nodes that is a power of two.
     """
     q = machine.ranks_per_node
     inside = [1 << k for k in range(1, max_ranks.bit_length()) if 1 << k < min(q, max_ranks + 1)]

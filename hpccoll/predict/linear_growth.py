@@ -1,14 +1,15 @@
 """Extrapolates simulations to a million ranks from simulations of a few nodes, for plans that grow linearly.
 
-The ranks of a chain act one after the other, each like the rank a node before it. A further node in the middle of the
-ranks therefore adds the same time, steps and messages as the node before, once the chain is longer than its pipeline
-(the clocks are a max-plus linear map of those of the node before; Baccelli, Cohen, Olsder and Quadrat,
-"Synchronization and Linearity", 1992). The same holds where ranks exchange messages with all others in turn. Two small
-rank counts give the growth, and a third one that of the number of messages, which may be quadratic. A fourth one is
-predicted and compared with its simulation, on every rank; if it differs, the plan is refused.
+The ranks of a chain act one after the other, each like the rank in the same place of the previous node. Once the chain
+is longer than its pipeline, a further node in the middle of the ranks adds the same time, steps and messages as the
+node before (the clocks are a max-plus linear map of the previous node's clocks; Baccelli, Cohen, Olsder and Quadrat,
+"Synchronization and Linearity", 1992). The times of plans in which every rank exchanges messages with all others in
+turn grow in the same way. Simulations of two small rank counts give the growth of times and bytes, and a simulation of
+a third one gives the growth of the numbers of messages and steps, which may be quadratic. The times of a fourth rank
+count are predicted and compared with its simulation, on every rank; a plan with a difference is refused.
 
 Ranks below the middle keep their distance from the first rank, ranks above it their distance from the last one, and the
-clocks and bytes of the ranks between them are interpolated, place by place in the node.
+clocks and bytes of the ranks between them are interpolated between ranks with the same place in their nodes.
 """
 
 from __future__ import annotations
@@ -36,22 +37,17 @@ class GrowthError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class GrowthSizes:
-    """The rank counts that are simulated instead of a much larger one."""
+    """The four rank counts that are simulated instead of a much larger one."""
 
     counts: tuple[int, ...]  # four counts with equal differences
     low: int  # the first ranks, which keep their distance from rank 0 in every count; added ranks come after them
 
 
 def choose_growth_sizes(n: int, per_node: int, chunks: int) -> GrowthSizes | None:
-    """Return the rank counts to simulate instead of n ranks; None if n is too small, or too many ranks are needed.
+    """Return the `GrowthSizes` to simulate instead of n ranks; None if n is too small, or too many ranks are needed.
 
-    The counts differ from n by whole nodes and an even number of ranks, so that the last node is as full as with n
-    ranks.
-
-    Args:
-        n: the number of ranks to extrapolate to.
-        per_node: the ranks of a node.
-        chunks: the number of chunks of a pipelined plan, else 1.
+    The four rank counts differ from n by whole nodes and an even number of ranks, so that the last node is as full as
+    with n ranks.
     """
     block = lcm(per_node, 2)
     half = -(-max(LEAST_RANKS, PIPELINE_ROOM * chunks) // (2 * block)) * block
@@ -68,15 +64,12 @@ def simulate_by_growth(
     The result has no critical path (`path` is None).
 
     Args:
-        run: simulates every rank of the plan for a number of ranks and a root, its two arguments.
-        n: the number of ranks of the result.
-        root: the root rank, or 0.
-        per_node: the ranks of a node; 1 if all ranks share one node.
+        run: function of a number of ranks and a root, which simulates every rank of the plan.
+        per_node: the number of ranks on a node; 1 if all ranks share one node.
         chunks: the number of chunks of a pipelined plan, else 1.
         name: the name of the plan in error messages.
 
-    Raises:
-        GrowthError: the results do not grow linearly, or too many ranks would have to be simulated.
+    Raises GrowthError if the results do not grow linearly, or too many ranks would have to be simulated.
     """
     sizes = choose_growth_sizes(n, per_node, chunks)
     shift = root - root % per_node  # the machine looks the same from every node if all are full
@@ -91,14 +84,12 @@ def simulate_by_growth(
 def _require_same(predicted: Simulation, simulated: Simulation, sizes: GrowthSizes, name: str) -> None:
     """Raise GrowthError if a simulation differs on any rank from its extrapolation from smaller rank counts.
 
-    Args:
-        predicted: the extrapolation to the fourth rank count of `sizes`.
-        simulated: the simulation of the fourth rank count.
-        sizes: the simulated rank counts.
-        name: the name of the plan, for the message.
+    `predicted` is the extrapolation to the fourth rank count of `sizes`, and `simulated` the simulation of it.
     """
     fields = ("clocks_s", "within", "between", "busiest_shared", "rounds", "steps", "messages")
-    if not all(np.allclose(getattr(predicted, each), getattr(simulated, each), rtol=1e-9, atol=0) for each in fields):
+    if not all(
+        np.allclose(getattr(predicted, field), getattr(simulated, field), rtol=1e-9, atol=0) for field in fields
+    ):
         counts = ", ".join(map(str, sizes.counts[:-1]))
         raise GrowthError(
             f"{name} on {format_count(simulated.plan.ranks, 'rank')} does not take the time that {counts} ranks "
@@ -110,19 +101,19 @@ def _extrapolate(runs: Sequence[Simulation], n: int, low: int, per_node: int) ->
     """Return the simulation of n ranks, extrapolated from `runs`, the simulations of three equidistant rank counts.
 
     The first `low` ranks keep their distance from rank 0, and the last ranks their distance from the last rank. The
-    clocks and bytes of ranks in the middle are interpolated. `per_node` is the ranks of a node.
+    clocks and bytes of ranks in the middle are interpolated. `per_node` is the number of ranks of a node.
     """
     first, second, third = runs
     few, more = first.plan.ranks, second.plan.ranks
     steps = Fraction(n - few, more - few)
 
     def grow(name: str) -> int:
-        """Return the field `name`, a whole number that grows at most quadratically with ranks, for n ranks."""
-        a, b, c = (int(getattr(each, name)) for each in (first, second, third))
+        """Return the field `name` for n ranks, a whole number that grows at most quadratically with ranks."""
+        a, b, c = (int(getattr(simulation, name)) for simulation in (first, second, third))
         return int(a + (b - a) * steps + (c - 2 * b + a) * steps * (steps - 1) / 2)
 
     def grow_array(name: str) -> Floats:
-        """Return the field `name`, an array with one value per rank, for all n ranks."""
+        """Return the field `name` for n ranks, an array with one value per rank."""
         here, there = getattr(first, name), getattr(second, name)
         added, step = n - few, more - few  # multiplied before divided, which is exact for exact costs
         head = here[:low] + (there[:low] - here[:low]) * added / step
@@ -152,7 +143,7 @@ def _roll(simulation: Simulation, shift: int) -> Simulation:
     if not shift:
         return simulation
     clocks, within, between = (
-        np.roll(each, shift) for each in (simulation.clocks_s, simulation.within, simulation.between)
+        np.roll(values, shift) for values in (simulation.clocks_s, simulation.within, simulation.between)
     )
     plan = replace(simulation.plan, root=simulation.plan.root + shift)
     return replace(simulation, plan=plan, clocks_s=clocks, within=within, between=between)

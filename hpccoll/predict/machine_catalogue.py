@@ -56,7 +56,7 @@ class LinkDescription(Struct, frozen=True, forbid_unknown_fields=True):
 class FabricDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of the table [fabric] of a machine model's TOML file, which describes the network between nodes.
 
-    A fat tree needs `oversubscription`, the ratio of a leaf switch's bandwidth to its nodes and its bandwidth to other
+    A fat tree needs `oversubscription`, the bandwidth of a leaf switch to its nodes divided by its bandwidth to other
     switches, and may have `rails`. A dragonfly needs `pair_GBps`, the bandwidth between two groups of nodes.
     """
 
@@ -74,8 +74,7 @@ class FabricDescription(Struct, frozen=True, forbid_unknown_fields=True):
             nics: network interfaces per node.
             between: the table of the links between nodes.
 
-        Raises:
-            MachineError: a key that the kind of network needs is missing, or a key of another kind is given.
+        Raises MachineError if a key that the kind of network needs is missing, or a key of another kind is given.
         """
         is_tree = self.kind is FabricKind.FAT_TREE
         if (self.oversubscription is None) is is_tree or (self.pair_GBps is None) is not is_tree:
@@ -157,19 +156,19 @@ def parse_machine(text: str, source: str) -> Machine:
     return build_machine(data, source)
 
 
-def build_machine(found: Mapping[str, Any], where: str) -> Machine:
+def build_machine(content: Mapping[str, Any], where: str) -> Machine:
     """Return the machine model that a TOML file describes.
 
-    `found` is the parsed content of the file, and `where` the file's name for error messages. Raises a MachineError
+    `content` is the parsed content of the file, and `where` the file's name for error messages. Raises a MachineError
     that names a key if the key is missing, unknown, of the wrong type or out of range.
     """
     try:
-        file = msgspec.convert(found, MachineDescription)
+        file = msgspec.convert(content, MachineDescription)
     except msgspec.ValidationError as error:
         kinds = (MachineDescription, LinkDescription, FabricDescription)
         of_machine, of_link, of_fabric = (", ".join(kind.__struct_fields__) for kind in kinds)
         keys = f"{of_machine}; in a link {of_link}; in a fabric {of_fabric}"
-        raise MachineError(f"{where}: {explain_validation_error(error, found)}; the known keys are {keys}") from error
+        raise MachineError(f"{where}: {explain_validation_error(error, content)}; the known keys are {keys}") from error
     ranks, nics = file.ranks_per_node, file.nics_per_node
     if nics > ranks:
         raise MachineError(f"{where}: nics_per_node = {nics} is more than ranks_per_node = {ranks}; give each one NIC")

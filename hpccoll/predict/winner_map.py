@@ -1,9 +1,10 @@
 """Draws the winner map: a picture of the fastest algorithm by rank count (x axis) and message size (y axis).
 
 Logarithms of times are interpolated linearly between the simulated points, which are drawn as dots. On the line between
-two regions, their two algorithms take equally long. Where algorithms take equally long in a whole region, the first
-one wins. A region with enough room is labelled with its algorithm's name; a legend below the map names the colours of
-all other regions. The colours are lightened from Okabe and Ito, Color Universal Design, 2008.
+two regions of the map, the algorithms of both regions take equally long. Where algorithms take equally long in a whole
+region, the algorithm that comes first in the grid wins. A region with enough room is labelled with its algorithm's
+name; a legend below the map names the colours of all other regions. The colours are lightened from Okabe and Ito, Color
+Universal Design, 2008.
 """
 
 from __future__ import annotations
@@ -47,9 +48,8 @@ _SLACK = 1.15  # a label fits where a box of this multiple of its width and heig
 def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
     """Return a matplotlib figure that colors each rank count and message size by the fastest algorithm. Writes no file.
 
-    Args:
-        grid: predicted times of several algorithms, with at least two rank counts and two sizes.
-        marks: rank counts at which to draw a dashed line, to compare a rule of thumb with the map.
+    `grid` has at least two rank counts and two sizes. `marks` has rank counts at which to draw a dashed line, to
+    compare a rule of thumb with the map.
     """
     # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -77,11 +77,11 @@ def draw_winner_map(grid: ForecastGrid, marks: tuple[int, ...] = ()) -> Figure:
 def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats, fine_y: Floats) -> Floats:
     """Return the logarithms of the predicted times at all points of the map, interpolated, shape (algorithms, Y, X).
 
-    Times are raised by TIE per preceding algorithm, so that the first of several equally fast algorithms wins. Where an
-    algorithm cannot run, its time is finite but longer than all others, because infinite times cannot be interpolated.
+    The logarithm of a time is raised by TIE for each preceding algorithm in the grid, so that the first of several
+    equally fast algorithms wins. Where an algorithm cannot run, its time is finite but longer than all others, because
+    infinite times cannot be interpolated.
 
     Args:
-        grid: the predicted times.
         across: log2 of the grid's rank counts.
         up: log2 of the grid's message sizes.
         fine_x: log2 of the rank counts of the map's X columns.
@@ -92,7 +92,7 @@ def _interpolate(grid: ForecastGrid, across: Floats, up: Floats, fine_x: Floats,
     y, x = np.meshgrid(fine_y, fine_x, indexing="ij")
     logs = np.log(np.maximum(grid.seconds, 1e-15)) + TIE * np.arange(len(grid.algorithms))[:, None, None]
     logs = np.where(np.isinf(logs), logs[np.isfinite(logs)].max() + _CANNOT_RUN, logs)
-    return np.array([RegularGridInterpolator((across, up), each)((x, y)) for each in logs])
+    return np.array([RegularGridInterpolator((across, up), values)((x, y)) for values in logs])
 
 
 def _leave_out_thin_regions(times: Floats) -> Floats:
@@ -127,7 +127,6 @@ def _fill_regions(axes: Axes, colours: dict[int, str], x: Floats, y: Floats, bes
     """Draw each point of the map in the colour of its fastest algorithm.
 
     Args:
-        axes: the axes to draw into.
         colours: the colour of each algorithm, by index.
         x: log2 of the rank counts of the map's columns.
         y: log2 of the message sizes of the map's rows.
@@ -161,7 +160,7 @@ def _draw_crossovers(axes: Axes, times: Floats, best: NDArray[np.intp], x: Float
 def _label_regions(axes: Axes, grid: ForecastGrid, x: Floats, y: Floats, best: NDArray[np.intp]) -> list[int]:
     """Write the algorithm's name into each region with enough room; return the algorithms of the other regions.
 
-    Algorithms are returned by index in `grid`. The other arguments are those of `_fill_regions`.
+    Algorithms are returned by index in `grid`. The arguments `x`, `y` and `best` are those of `_fill_regions`.
     """
     from scipy.ndimage import label
 
@@ -205,12 +204,9 @@ def _label_region(axes: Axes, name: str, x: Floats, y: Floats, inside: NDArray[n
 def _find_label_place(inside: NDArray[np.bool_], width: float, height: float) -> tuple[int, int] | None:
     """Return the point (row, column) at which to center a label in a region; None if the label does not fit.
 
-    Of the points at which the label fits, the point with the most room around the label is chosen.
-
-    Args:
-        inside: for each point of the map, whether the point belongs to the region, shape (Y, X).
-        width: width of the label, in points of the map.
-        height: height of the label, in points of the map.
+    Of the points at which the label fits, the point with the most room around the label is chosen. `inside` states for
+    each point of the map, shape (Y, X), whether the point belongs to the region. `width` and `height` are those of the
+    label, in points of the map.
     """
     from scipy.ndimage import distance_transform_cdt
 
@@ -242,7 +238,7 @@ def _draw_axes(axes: Axes, grid: ForecastGrid, across: Floats, up: Floats, marks
     """
     q = grid.machine.ranks_per_node
     inside = grid.ranks[0] < q < grid.ranks[-1]
-    operations = sorted({each.operation.value for each in grid.algorithms})
+    operations = sorted({algorithm.operation.value for algorithm in grid.algorithms})
     head = f"Fastest {', '.join(operations)} on {grid.machine.name} (simulated)"
     axes.set_title(head, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=20 if marks or inside else 8)
     axes.set_xlabel("ranks", color=_INK)

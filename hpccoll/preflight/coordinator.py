@@ -1,7 +1,8 @@
 """Run a preflight: rank 0 commands one rank per node to measure links and nodes, and collects the results.
 
 A preflight has several sweeps, each of which measures all pairs of nodes once, so that the samples of one link are far
-apart in time. A failed pair and a node that did not answer are not measured again: their messages may never complete.
+apart in time. A pair of nodes whose measurement failed and a node that did not answer are not measured again: their
+messages may never complete.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MESSAGES_PER_PAIR = 6  # phases of a link measurement, each of which may take l
 
 @dataclass(frozen=True, slots=True)
 class MeasurementOptions:
-    """How often and with which messages `hpccoll preflight` measures the links and nodes of a job."""
+    """The options of `hpccoll preflight`: sweeps, size of messages, time limit, and whether ranks count as nodes."""
 
     sweeps: int  # number of measurements of each link and node
     nbytes: int | None  # size of the long message; if None, it depends on the speed of the links
@@ -44,7 +45,7 @@ class MeasurementOptions:
 
 
 def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[Exception]) -> None:
-    """Measure links and this node as rank 0 commands, until rank 0 sends `end`. Every rank but rank 0 calls this.
+    """Measure links and this node as rank 0 commands, until rank 0 sends `end`; called by all ranks except rank 0.
 
     Args:
         options: the options of the preflight, equal on all ranks.
@@ -58,7 +59,7 @@ def run_worker(comm: MPI.Intracomm, options: MeasurementOptions, failure: type[E
 
 
 def _describe_node(rank: int, ranks_as_nodes: bool) -> dict[str, str]:
-    """Return the name of this rank's node (`node`) and the boot ID of its machine (`boot`).
+    """Return a dict with the name of this rank's node (key `node`) and the boot ID of its machine (key `boot`).
 
     Emulated nodes on one machine have equal boot IDs. With `ranks_as_nodes`, the name contains the rank, so that every
     rank counts as a node.
@@ -76,12 +77,6 @@ def _execute_command(
 ) -> dict[str, Any]:
     """Measure the link to a peer (command `pair`) or the speed of this node (command `speed`).
 
-    Args:
-        command: a command of the coordinator, with its arguments.
-        limit_s: seconds after which a message counts as lost.
-        failure: the exception that mpi4py raises if a connection fails.
-        lost_buffers: list to which the buffers of lost messages are added.
-
     Returns:
         The fields of a `LinkSample` (for `pair`) or of a `NodeSpeed` (for `speed`).
     """
@@ -94,7 +89,7 @@ def _execute_command(
 class Coordinator:
     """Rank 0 of a preflight: commands the measurements of links and nodes on all ranks and collects the results.
 
-    The other ranks call `run_worker` meanwhile. The constructor waits until every rank has named its node.
+    All ranks except rank 0 call `run_worker`. The constructor waits until every rank has named its node.
 
     Args:
         comm: the communicator of the job.
@@ -102,7 +97,7 @@ class Coordinator:
         failure: the exception that mpi4py raises if a connection fails.
 
     Attributes:
-        results: the results so far.
+        results: the measurements so far.
         can_finalize: false if a message is lost, because MPI_Finalize would then hang.
 
     Raises:
@@ -144,7 +139,7 @@ class Coordinator:
         return PreflightResults(tuple(nodes), lost=lost)
 
     def _receive_introduction(self, rank: int, limit_s: float) -> dict[str, Any] | None:
-        """Wait for the name and boot ID of a rank's node; None if the rank does not answer within `limit_s` seconds."""
+        """Return the name and boot ID of a rank's node; None if the rank does not answer within `limit_s` seconds."""
         if rank == COORDINATOR:
             return _describe_node(rank, self._options.ranks_as_nodes)
         try:
@@ -154,7 +149,7 @@ class Coordinator:
 
     @property
     def steps(self) -> int:
-        """The number of calls of `advance` that `measure_all` makes, to show progress."""
+        """The number of calls of `advance` by which `measure_all` reports its progress."""
         return (self._options.sweeps + 1) * len(schedule_pairs(len(self._leaders))) + self._options.sweeps
 
     def measure_all(self, advance: Callable[[str], None]) -> None:
@@ -190,7 +185,7 @@ class Coordinator:
                 self._measure_nodes(nodes)
 
     def end_workers(self) -> None:
-        """Send the command `end` to all other ranks; unless messages are lost, wait until they have received it."""
+        """Send the command `end` to all other ranks; unless a message is lost, wait until these sends are complete."""
         for rank in range(self._comm.size):
             if rank != COORDINATOR:
                 self._channel.send_command(rank, {"do": "end"})
@@ -213,7 +208,7 @@ class Coordinator:
         return a in self.results.lost or b in self.results.lost or any(sample.broken for sample in samples)
 
     def _measure_pairs(self, pairs: Sequence[Pair], nbytes: int) -> None:
-        """Measure the links of disjoint pairs of nodes at the same time with `nbytes` bytes; add to `results`."""
+        """Measure links of disjoint pairs of nodes at once with `nbytes` bytes; add the samples to `results`."""
         peers = dict([*pairs, *((b, a) for a, b in pairs)])
         commands = {a: {"do": "pair", "peer": self._leaders[b], "nbytes": nbytes} for a, b in peers.items()}
         for node, reply in self._run_commands(commands).items():
@@ -229,9 +224,10 @@ class Coordinator:
                 self.results.speeds.setdefault(node, []).append(NodeSpeed(**reply))
 
     def _run_commands(self, commands: Mapping[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Send each node its command, execute that of rank 0's node, and return the replies, both by index of the node.
+        """Send each node its command, execute that of rank 0's node, and return the replies of all nodes.
 
-        Nodes that do not reply within the time limit are marked as lost in `results`.
+        Commands and replies have the index of the node as key. Nodes that do not reply within the time limit are
+        marked as lost in `results`.
         """
         replies: dict[int, dict[str, Any]] = {}
         limit_s = self._options.limit_s

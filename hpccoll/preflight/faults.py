@@ -1,12 +1,13 @@
 """Find faults in the results of a preflight: broken or slow links, lost or slow nodes.
 
-A value is slow if it is below a given fraction of the other values' median, and if it is also below the median by more
-than four times the spread of the other values. The spread is the median absolute deviation, scaled to a standard
-deviation. The condition on the spread prevents false faults where healthy links differ, as in tapered networks.
+A speed counts as slow if it is below a given fraction of the other speeds' median, and if it is also below the median
+by more than four times the spread of the other speeds. The spread is the median absolute deviation, scaled to a
+standard deviation. The condition on the spread prevents false faults where healthy links differ, as in tapered
+networks.
 
 Faults name as few nodes as possible. If a node itself is slow (copies memory or computes slowly), its slow links are
 not reported as faults of their own. If all links of a node are slow, one fault reports them and names this node alone.
-For any other slow link, a fault names the two nodes of the link.
+A fault of a single slow link names both nodes of the link.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def get_low_ratio(value: float, others: Sequence[float], threshold: float) -> fl
     """Return `value` divided by the median of `others` if `value` is exceptionally low, else None.
 
     A value is exceptionally low if it is below `threshold` times the median, and also below the median by more than
-    four times the spread of the others.
+    four times the spread of `others`.
 
     Args:
         value: a rate; higher is better.
@@ -81,15 +82,12 @@ def list_excluded_nodes(faults: Iterable[FaultEntry]) -> list[str]:
 
 
 def _get_ends(link: DirectedLink) -> set[int]:
-    """Return the indices of the two nodes of a link."""
+    """Return the indices of the two nodes of a link, as a set."""
     return {link.source, link.destination}
 
 
 def _find_slow_nodes(results: PreflightResults, threshold: float) -> dict[int, FaultEntry]:
-    """Return a fault for each node that copies memory or computes slowly, by the node's index.
-
-    `threshold` is that of `find_faults`.
-    """
+    """Return a fault for each node that copies memory or computes slowly, by the node's index."""
     faults: dict[int, FaultEntry] = {}
     speeds = {
         node: speed for node in range(len(results.nodes)) if (speed := results.compute_median_speed(node)) is not None
@@ -123,10 +121,7 @@ def _find_broken_links(names: Sequence[str], links: Sequence[DirectedLink]) -> l
 def _find_slow_node_links(
     names: Sequence[str], links: Sequence[DirectedLink], threshold: float
 ) -> dict[int, FaultEntry]:
-    """Return a fault for each node of which even the fastest link is slow, in rate or latency, by the node's index.
-
-    `names` are the names of all nodes, and `threshold` is that of `find_faults`.
-    """
+    """Return a fault for each node of which even the fastest link is slow, in rate or latency, by the node's index."""
     best: dict[str, dict[int, float]] = {"sends": {}, "receives": {}, "answers": {}}
     for link in links:
         rate, latency = link.bytes_per_s, link.latency_seconds
@@ -160,8 +155,8 @@ def _format_value(verb: str, value: float, ratio: float, others: str) -> str:
     Args:
         verb: `sends`, `receives` or `answers`.
         value: bytes per second or, for `answers`, 1 / latency in seconds.
-        ratio: `value` divided by the median of the others.
-        others: the things compared with, `nodes` or `links`.
+        ratio: `value` divided by the median of the other nodes or links.
+        others: the kind of things to which the value is compared, `nodes` or `links`.
     """
     if verb == "answers":
         return f"answers in {1e6 / value:.4g} us, {1 / ratio:.1f} times the median of the other {others}"
@@ -169,10 +164,7 @@ def _format_value(verb: str, value: float, ratio: float, others: str) -> str:
 
 
 def _find_slow_links(names: Sequence[str], links: Sequence[DirectedLink], threshold: float) -> list[FaultEntry]:
-    """Return a fault for each pair of nodes whose link is slow in either direction.
-
-    `names` are the names of all nodes, and `threshold` is that of `find_faults`.
-    """
+    """Return a fault for each pair of nodes whose link is slow in either direction."""
     rates = {index: link.bytes_per_s for index, link in enumerate(links) if link.bytes_per_s is not None}
     answers = {index: 1 / link.latency_seconds for index, link in enumerate(links) if link.latency_seconds}
     slow: dict[tuple[int, ...], list[tuple[float, str]]] = {}

@@ -1,8 +1,8 @@
 """Measure the link between two nodes from both ends: latency with short messages, transfer time with a long one.
 
-The two nodes measure one after the other. A node's latency is half the shortest of many round trips of short messages.
-The transfer time is the time from sending a long message until the peer's short answer arrives, minus one latency. The
-peer posts its receive before the long message is sent, so that only the link's time is measured.
+The two nodes of a link measure it one after the other. A node's latency is half the shortest of many round trips of
+short messages. The transfer time is the time from sending a long message until the peer's short answer arrives, minus
+one latency. The peer posts its receive before the long message is sent, so that only the link's time is measured.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LinkSample:
 
 
 class LinkBenchmark:
-    """Measures the link between this rank's node and the node of rank `peer`, which does the same at the same time.
+    """Measures the link between this rank's node and the node of rank `peer`, in turns with that rank.
 
     Args:
         comm: the communicator of both ranks.
@@ -72,7 +72,7 @@ class LinkBenchmark:
         return LinkSample(latency, max(transfer - latency, 1e-9))
 
     def _take_turns(self, is_first: bool, measure: Callable[[], float], answer: Callable[[], None]) -> float:
-        """Measure, and answer the peer's measurement, in either order; return the seconds that `measure` returns.
+        """Call `measure`, and answer the peer's measurement before or after that; return the result of `measure`.
 
         This rank measures first if `is_first` is true, else it answers first.
         """

@@ -36,10 +36,10 @@ class NodeSpeed:
 
 
 def measure_node(*, shares_machine: bool) -> NodeSpeed:
-    """Measure memory copies and arithmetic on all cores that this process may use, for half a second in total.
+    """Return the measured speed of memory copies and arithmetic on all cores that this process may use.
 
-    `shares_machine` states whether this node is one of several emulated nodes on one machine. On emulated nodes, the
-    time that threads wait for a core is subtracted.
+    The measurement takes half a second. `shares_machine` states whether this node is one of several emulated nodes on
+    one machine. On emulated nodes, the time that threads wait for a core is subtracted.
     """
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:
@@ -51,7 +51,7 @@ def measure_node(*, shares_machine: bool) -> NodeSpeed:
 
 
 def _measure_rate(work: Callable[[], float], subtracts_waiting: bool) -> float:
-    """Call `work` repeatedly for SLICE_S seconds; return the bytes or operations that all calls return, per second.
+    """Call `work` repeatedly for SLICE_S seconds; return the sum of its results (bytes or operations) per second.
 
     With `subtracts_waiting`, the time that this thread waits for a core does not count.
     """
@@ -77,7 +77,6 @@ def _prepare_copy() -> Callable[[], float]:
     source, target = np.zeros(COPY_NBYTES, np.uint8), np.ones(COPY_NBYTES, np.uint8)
 
     def copy() -> float:
-        """Copy the source array to the target array; return the number of bytes copied."""
         np.copyto(target, source)
         return COPY_NBYTES
 
@@ -90,7 +89,6 @@ def _prepare_compute() -> Callable[[], float]:
     y = np.empty_like(x)
 
     def compute() -> float:
-        """Compute the sines of an array in cache PASSES times; return the number of sines."""
         for _ in range(PASSES):
             np.sin(x, out=y)
         return IN_CACHE * PASSES

@@ -29,13 +29,13 @@ def schedule_pairs(nodes: int) -> list[list[Pair]]:
 
 
 def split_by_machine(groups: Sequence[Group], boot_ids: Sequence[str]) -> list[list[Group]]:
-    """Split pairs of nodes, or single nodes, into lists whose elements share no machine.
+    """Split pairs of nodes, or single nodes, into lists, in each of which no two elements share a machine.
 
-    The elements of one list can be measured at the same time. Real nodes are machines of their own, so they need only
-    one list; emulated nodes share a machine.
+    The elements of one list can be measured at the same time. If every node is a machine of its own, elements without a
+    common node are in one list.
 
     Args:
-        groups: tuples of indices of nodes.
+        groups: the pairs of nodes, or single nodes, as tuples of the nodes' indices.
         boot_ids: the boot ID of each node's machine, which identifies the machine.
     """
     turns: list[tuple[set[str], list[Group]]] = []

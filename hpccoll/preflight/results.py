@@ -20,7 +20,10 @@ from hpccoll.units import GB
 
 @dataclass(frozen=True, slots=True)
 class DirectedLink:
-    """The measurements of the link from node `source` to node `destination`, made by the source."""
+    """The latency and transfer times of the link from node `source` to node `destination`, measured by the source.
+
+    If a measurement failed, `broken` is the reason.
+    """
 
     source: int  # index of the sending node
     destination: int  # index of the receiving node
@@ -51,20 +54,14 @@ class DirectedLink:
 
 @dataclass(slots=True)
 class PreflightResults:
-    """All measurements of a preflight. Nodes are numbered by their position in `nodes`.
+    """All measurements of a preflight. Nodes are numbered by their position in `nodes`."""
 
-    Args:
-        nodes: names of the nodes.
-        nbytes: size in bytes of the long message that measures a link's rate.
-        links: the samples of each direction (sending node, receiving node).
-        speeds: the samples of each node.
-        lost: for each node that did not answer, the reason why the node counts as lost.
-    """
-
-    nodes: tuple[str, ...]
-    nbytes: int = 0
+    nodes: tuple[str, ...]  # names of the nodes
+    nbytes: int = 0  # size in bytes of the long message that measures a link's rate
+    # The samples of each direction (sending node, receiving node)
     links: dict[tuple[int, int], list[LinkSample]] = field(default_factory=dict)
-    speeds: dict[int, list[NodeSpeed]] = field(default_factory=dict)
+    speeds: dict[int, list[NodeSpeed]] = field(default_factory=dict)  # the samples of each node
+    # For each node that did not answer, the reason why the node counts as lost
     lost: dict[int, str] = field(default_factory=dict)
 
     def iter_directed_links(self) -> Iterator[DirectedLink]:
@@ -77,7 +74,7 @@ class PreflightResults:
             yield DirectedLink(source, destination, latency, transfers, self.nbytes, broken)
 
     def compute_median_speed(self, node: int) -> NodeSpeed | None:
-        """Return the median speed of the node with index `node`; None if the node was not measured."""
+        """Return the medians of a node's copy and computing speeds over all its measurements; None if not measured."""
         samples = self.speeds.get(node, [])
         if not samples:
             return None

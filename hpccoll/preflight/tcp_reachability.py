@@ -40,10 +40,10 @@ _CODE_BYTES = 16  # random bytes that a server sends when a connection begins
 
 
 def read_slurm_step(environ: Mapping[str, str]) -> tuple[list[str], int, int, bytes]:
-    """Return what this node needs to check the reachability of the nodes of its SLURM job step; runs scontrol.
+    """Return the data with which this node checks its connections to the nodes of its SLURM job step; runs scontrol.
 
     Args:
-        environ: environment variables, as SLURM sets them, and SECRET.
+        environ: the environment variables of the process: those that SLURM sets, and the one that SECRET names.
 
     Returns:
         The host names of the step, this node's index among them, a TCP port for this job, and the job's secret.
@@ -127,7 +127,7 @@ class ReachabilityServer:
         threading.Thread(target=self._accept_connections, daemon=True).start()
 
     def _accept_connections(self) -> None:
-        """Accept connections until the socket is closed; serve at most MAX_CONNECTIONS at a time, each in a thread."""
+        """Accept connections until the socket is closed; serve each in a thread, a limited number at a time."""
         while True:
             try:
                 connection, _ = self._socket.accept()
@@ -141,8 +141,9 @@ class ReachabilityServer:
     def _serve(self, connection: socket.socket) -> None:
         """Serve one connection: send a greeting with a random number, then store and acknowledge a report, if any.
 
-        The acknowledgement is sent once `all_reported` is set, or after REPORT_LIMIT_S seconds. The first line must
-        arrive within MESSAGE_LIMIT_S seconds. Network errors and invalid messages close the connection silently.
+        The acknowledgement is sent once `all_reported` is set, or after REPORT_LIMIT_S seconds. The first line of a
+        client must arrive within MESSAGE_LIMIT_S seconds. Network errors and invalid messages close the connection
+        silently.
         """
         number = secrets.token_hex(_CODE_BYTES).encode()
         try:
@@ -267,7 +268,7 @@ def combine_reports(hosts: Sequence[str], reports: dict[int, dict[int, str]], li
     Args:
         hosts: names of all nodes.
         reports: by node whose report arrived, the nodes that it could not reach, each with the reason.
-        limit_s: seconds for which reports were awaited, for messages.
+        limit_s: seconds for which node 0 waited for reports, which the reasons of lost nodes state.
     """
     results = PreflightResults(tuple(hosts))
     for node in range(len(hosts)):

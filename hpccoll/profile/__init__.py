@@ -1,10 +1,11 @@
 """`hpccoll profile`: records an unmodified program's communication, explains its cost, and predicts what would help.
 
 layout.py describes the files of a recording; recorder.py and instrumentation.py write them, and load.py reads them.
-goal_reader.py and chakra_reader.py read traces of other tools. dependencies.py computes how long each call waits for
-other ranks, and replay.py simulates the job. efficiency.py, lateness.py, slow_links.py and calls_in_a_row.py find
-where time is lost, and screen.py prints the results. what_if.py predicts the effect of changes. Each name is imported
-at its first use, because a program that only records needs no reader.
+goal_reader.py, chakra_reader.py and allprof_reader.py read traces of other tools. dependencies.py computes how long
+each call waits for other ranks, and replay.py simulates the job. efficiency.py, lateness.py, slow_links.py and
+calls_in_a_row.py find where time is lost, and screen.py prints the results. what_if.py predicts the effect of changes.
+Each public name is imported at its first use, so that a recorded program does not import the code that reads
+recordings.
 """
 
 from __future__ import annotations

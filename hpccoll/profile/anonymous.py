@@ -15,7 +15,7 @@ from hpccoll.profile.load import find_calls, read_profile
 def write_anonymous(directory: str, copy: str) -> None:
     """Write a copy of a recorded job in which files, functions and hosts have numbers in place of names.
 
-    Message sizes, times, line numbers and the ranks of communicators stay. The contents of messages are never recorded.
+    The copy keeps message sizes, times, line numbers and the ranks of communicators. No recording has message contents.
 
     Args:
         directory: the recording, as `hpccoll profile -o` wrote it.
@@ -41,11 +41,13 @@ def write_anonymous(directory: str, copy: str) -> None:
 
 
 def _hide(fields: dict[str, Any], numbers: dict[str, int]) -> dict[str, Any]:
-    """Return a JSON object of a file of names, with numbers in place of the names of files, functions and hosts.
+    """Return a line of the recording's file of names, with numbers in place of the names of files, functions and hosts.
+
+    The program's arguments and the names of communicators are left out.
 
     Args:
-        fields: the object.
-        numbers: the number of each name so far, by kind and name; the function adds those of new names.
+        fields: the line, a JSON object.
+        numbers: the number that replaces each name, by kind and name; the function adds numbers for new names.
     """
 
     def number(kind: str, name: str) -> str:

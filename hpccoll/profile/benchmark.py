@@ -1,14 +1,14 @@
 """Runs the recorded communication of a job as a benchmark, with sleeping or spinning in place of computing.
 
-The engines carry out the collectives in turns; messages between two ranks go through MPI in all engines. A non-blocking
-collective is carried out where it was started, and blocks there.
+The whole job runs with the first engine, then with the next one, and so on. An engine only carries out the collectives;
+messages between two ranks always go through MPI. A non-blocking collective is carried out as a blocking one, where it
+was started.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -18,31 +18,14 @@ from hpccoll.errors import UsageError
 from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.replay_engines import ReplayEngine
 from hpccoll.profile.replay_steps import make_steps
+from hpccoll.profile.replay_times import EngineTime
 
 _TAGS: Final = 2**15  # every MPI library takes tags below this number
 _SHORTEST_S: Final = 5e-5  # shorter computing is left out, because the shortest sleep takes as long
 
 
-@dataclass(frozen=True, slots=True)
-class EngineTime:
-    """The run times of a replayed job with one engine.
-
-    Args:
-        engine: the name of the engine, such as `mpi` or `all_reduce/ring`.
-        seconds: one run time per repetition, each the maximum over the ranks.
-    """
-
-    engine: str
-    seconds: tuple[float, ...]
-
-    @property
-    def median_s(self) -> float:
-        """The median run time in seconds."""
-        return float(np.median(self.seconds))
-
-
 class ReplayBenchmark:
-    """Runs the communication of a recorded job on the ranks of this job, with several engines in turns.
+    """Runs the communication of a recorded job on the ranks of this job, with one engine after the other.
 
     Creation is collective over MPI.COMM_WORLD.
 
@@ -72,7 +55,11 @@ class ReplayBenchmark:
                 engine.add_group(members)
 
     def run(self, repetitions: int) -> list[EngineTime]:
-        """Run the job `repetitions` times with each engine, in turns; return the run times by engine. Collective."""
+        """Run the job `repetitions` times with each engine; the engines alternate. Collective.
+
+        Returns:
+            An `EngineTime` per engine, with all its run times.
+        """
         times: dict[str, list[float]] = {engine.name: [] for engine in self._engines}
         for _ in range(repetitions):
             for engine in self._engines:

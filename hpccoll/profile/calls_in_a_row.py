@@ -1,9 +1,9 @@
 """Finds lines of a program that make many small collectives in a row, such as reducing a vector number by number.
 
-A row is a sequence of calls of one operation from one line on all ranks. On at least one rank, the time between two
-calls of a row is shorter than the usual transfer on this rank, and shorter than ten times the usual time between its
-calls. A rank that loses its core for a moment therefore does not end a row. The cost of the calls in a row is the run
-time that a replay saves in which each row is a single call, which takes the time of the row's first call.
+A row is a sequence of calls of one operation from one line on all ranks. Two calls are in one row if, on at least one
+rank, the computing between them is short: shorter than the median transfer at this line, and shorter than ten times the
+median time between calls at this line. One rank with little computing is enough, so that a rank that loses its core for
+a moment does not end a row. The cost of rows is the run time that the job would save with one call per row.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _SHORTEST_S: Final = 2e-6  # computing for at most these seconds does not end a 
 
 @dataclass(frozen=True, slots=True)
 class CallsInARow:
-    """A line of the program that calls a collective several times in a row, so that one call could do.
+    """Small calls of a collective that one line of the program makes several times in a row, instead of a single call.
 
     Args:
         site: index of the line in the profile's `sites`.
         operation: the collective, such as `all_reduce`.
-        calls: the calls of one rank from this line.
-        rows: the number of rows that these calls form; each could be one call.
-        nbytes: the median bytes of a call.
+        calls: the number of calls of one rank from this line.
+        rows: the number of rows that these calls form; each row could be a single call.
+        nbytes: the median number of bytes per call.
         saved_s: the run time that the job would save if each row were one call.
     """
 
@@ -45,13 +45,13 @@ class CallsInARow:
 
 
 def find_calls_in_a_row(graph: CallGraph) -> list[CallsInARow]:
-    """Return the lines of a recorded program whose calls could be joined, the most costly first.
+    """Return a `CallsInARow` per line of a program with calls that could be joined, the most costly line first.
 
-    Cost: one replay per line whose calls could be joined, and one replay without a change.
+    Cost: one simulation of the job per line with calls that could be joined, and one simulation of the unchanged job.
     """
     follows = find_followers(graph)
     base_s = replay_job(graph).run_s if follows.any() else 0.0
-    found = []
+    lines = []
     for site, op in {(int(graph.site[call]), int(graph.op[call])) for call in np.flatnonzero(follows)}:
         at_site = (graph.site == site) & (graph.op == op)
         rank = int(graph.rank[np.flatnonzero(at_site)[0]])
@@ -61,12 +61,15 @@ def find_calls_in_a_row(graph: CallGraph) -> list[CallsInARow]:
         rows = calls - int((own & follows).sum())
         if calls >= FEWEST_CALLS * rows:
             nbytes = int(np.median(graph.nbytes[own]))
-            found.append(CallsInARow(site, graph.operations[op], calls, rows, nbytes, saved_s))
-    return sorted(found, key=lambda calls: -calls.saved_s)
+            lines.append(CallsInARow(site, graph.operations[op], calls, rows, nbytes, saved_s))
+    return sorted(lines, key=lambda calls: -calls.saved_s)
 
 
 def join_rows(graph: CallGraph, follows: np.ndarray) -> tuple[Floats, Floats]:
-    """Return the computing times before all calls, and their transfer times, if each row were its first call only.
+    """Return two arrays of seconds, shape (calls,): the computing time before each call, and its transfer time.
+
+    Both are 0 for calls that continue a row; other calls keep their own times. In a simulation with these times, each
+    row of calls costs as much as its first call.
 
     Args:
         graph: the recorded calls.
@@ -76,7 +79,10 @@ def join_rows(graph: CallGraph, follows: np.ndarray) -> tuple[Floats, Floats]:
 
 
 def find_followers(graph: CallGraph) -> np.ndarray:
-    """Return, for each recorded call, whether it continues a row of small collectives from one line; shape (calls,)."""
+    """Return a boolean array, shape (calls,): whether each call follows another one in a row of small collectives.
+
+    The collectives of a row come from one line, with little time between them.
+    """
     differs = np.zeros(len(graph.rank), bool)
     for values in (graph.rank, graph.site, graph.op, graph.comm):
         differs[1:] |= values[1:] != values[:-1]

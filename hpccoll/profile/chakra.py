@@ -1,8 +1,8 @@
 """Encodes the calls of a rank as a Chakra execution trace, which ASTRA-sim reads.
 
-A trace is a sequence of protobuf messages, each after its length: one GlobalMetadata, then one Node per computation,
-collective, send or receive. Each node depends on the one before it. Source of the numbers: et_def.proto of
-mlcommons/chakra, schema version 1.1.
+A trace is a sequence of protobuf messages, each preceded by its length: one GlobalMetadata, then one Node per
+computation, collective, send or receive. Each node depends on the previous node. The numbers of fields and types are
+those of et_def.proto in mlcommons/chakra, schema version 1.1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLLECTIVE_TYPES: Final = {
     "all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5, "all_to_all": 6,
     "reduce_scatter": 7, "barrier": 9,
 }  # fmt: skip
-# Fields of an AttributeProto.
+# Numbers of fields of the protobuf message AttributeProto.
 _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 
 
@@ -43,8 +43,8 @@ def encode_execution_trace(graph: CallGraph, rank: int) -> bytes:
 def _describe_call(graph: CallGraph, call: int, senders: IntArray) -> list[tuple[str, int, bytes]]:
     """Return the nodes of a trace for a recorded call: the name, type and encoded attributes of each.
 
-    A collective is one node and a sendrecv two nodes. A receive is a node where it was completed, so that a call that
-    only starts a receive has no node.
+    A collective is one node and a sendrecv two nodes. The node of a receive stands for the call that
+    completes the receive; a call that only starts a receive has no node.
 
     Args:
         graph: the recorded calls.
@@ -74,7 +74,7 @@ def _describe_call(graph: CallGraph, call: int, senders: IntArray) -> list[tuple
 
 
 def _encode_node(number: int, name: str, kind: int, begin_us: float, duration_us: float, attributes: bytes) -> bytes:
-    """Return a protobuf message of type Node, which depends on the node `number` - 1.
+    """Return an encoded protobuf message of type Node, which depends on the node `number` - 1.
 
     Args:
         number: the id of the node, from 1.
@@ -92,18 +92,18 @@ def _encode_node(number: int, name: str, kind: int, begin_us: float, duration_us
 
 
 def _encode_attribute(name: str, field: int, value: int | str) -> bytes:
-    """Return a field of a Node with the attribute `name`; `field` is the number of its type in an AttributeProto."""
+    """Return the attribute `name` of a Node, encoded; `field` is the number of AttributeProto's field for its type."""
     encoded = _encode_bytes(field, value.encode()) if isinstance(value, str) else _encode_number(field, value)
     return _encode_bytes(10, _encode_bytes(1, name.encode()) + encoded)
 
 
 def _encode_number(field: int, value: int) -> bytes:
-    """Return the protobuf field with number `field` and a whole number of at least 0."""
+    """Return the encoded protobuf field with number `field` and the value `value`, a whole number of at least 0."""
     return _encode_varint(field << 3) + _encode_varint(value)
 
 
 def _encode_bytes(field: int, value: bytes) -> bytes:
-    """Return the protobuf field with number `field` whose value is a string, a message or other bytes."""
+    """Return the encoded protobuf field with number `field` and the bytes `value`: a string or an encoded message."""
     return _encode_varint(field << 3 | 2) + _encode_varint(len(value)) + value
 
 

@@ -1,12 +1,12 @@
 """Reads Chakra execution traces, one file per rank, as a profile.
 
-Nodes with start times keep them: the time between the communication nodes of a rank is computing. Traces without start
-times, such as those for ASTRA-sim, are simulated (task_graph.py). The ranks of a process group are those whose traces
-have collectives with its `pg_name`. Source: et_def.proto of mlcommons/chakra, schema version 1.1.
+In traces with start times, the time between two communication nodes of a rank counts as computing. Traces without start
+times, such as those for ASTRA-sim, are simulated (task_graph.py). A rank belongs to a process group if its trace has
+collectives with the `pg_name` of this group. Source: et_def.proto of mlcommons/chakra, schema version 1.1.
 
-This module decodes protobuf without the package `protobuf`. The traces need three forms of values (whole numbers,
-strings, packed lists), which take 70 lines. The package `protobuf` would be a compiled dependency of hpccoll, and the
-classes that its compiler generates from et_def.proto only work with a range of its versions.
+This module decodes protobuf without the package `protobuf`. A decoder for the three forms of values in traces (whole
+numbers, strings, packed lists) takes 70 lines. The package `protobuf` would be a compiled dependency of hpccoll, and
+the classes that protoc generates from et_def.proto only work with some versions of this package.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ChakraNode:
 
     @property
     def message(self) -> tuple[str, int]:
-        """The operation of a node for a message, `send` or `recv`, and the rank of the other end."""
+        """A pair for a node that sends or receives a message: `send` or `recv`, and the rank at the other end."""
         return ("send", self.get_int("comm_dst")) if self.kind == SEND else ("recv", self.get_int("comm_src"))
 
     @property
@@ -76,7 +76,7 @@ class ChakraNode:
 
     @property
     def operation(self) -> str:
-        """The name of a collective in hpccoll, such as `all_reduce`; `barrier` for types without a name."""
+        """The name in hpccoll of the node's collective, such as `all_reduce`; `barrier` for unknown types."""
         return _NAMES.get(self.get_int("comm_type"), "barrier")
 
 
@@ -84,7 +84,7 @@ def read_chakra(path: Path) -> JobProfile:
     """Return the job of the Chakra traces NAME.RANK.et as a profile; `path` is one of these files, or NAME.et.
 
     Raises:
-        UsageError: files are missing or damaged, or ranks wait forever.
+        UsageError: files are missing or damaged, or some ranks would wait forever.
     """
     files = find_traces(path)
     nodes = [read_nodes(file) for file in files]
@@ -123,8 +123,8 @@ def find_traces(path: Path) -> list[Path]:
         UsageError: there are no files, or the file of a rank is missing.
     """
     stem = path.with_suffix("").with_suffix("") if path.with_suffix("").suffix[1:].isdecimal() else path.with_suffix("")
-    found = stem.parent.glob(f"{escape(stem.name)}.*.et")
-    files = {int(file.suffixes[-2][1:]): file for file in found if _has_rank(file)}
+    candidates = stem.parent.glob(f"{escape(stem.name)}.*.et")
+    files = {int(file.suffixes[-2][1:]): file for file in candidates if _has_rank(file)}
     if not files:
         raise UsageError(f"{path}: there is no trace {stem.name}.0.et; name the traces of ranks NAME.RANK.et")
     missing = sorted(set(range(max(files) + 1)) - set(files))
@@ -176,14 +176,14 @@ def _decode_node(message: bytes) -> ChakraNode:
             case 7, int():
                 node.duration_us = value
             case 10, bytes():
-                name, found = _decode_attribute(value)
-                node.attributes[name] = found
+                name, attribute = _decode_attribute(value)
+                node.attributes[name] = attribute
     return node
 
 
 def _decode_attribute(message: bytes) -> tuple[str, int | str]:
     """Return the name and value of a protobuf message of type AttributeProto; 0 for a value of another type."""
-    name, found = "", 0
+    name, other = "", 0
     text: str | None = None
     for number, value in _decode_fields(message):
         if number == 1 and isinstance(value, bytes):
@@ -191,8 +191,8 @@ def _decode_attribute(message: bytes) -> tuple[str, int | str]:
         elif number == _TEXT and isinstance(value, bytes):
             text = value.decode()
         elif isinstance(value, int):
-            found = value
-    return name, found if text is None else text
+            other = value
+    return name, other if text is None else text
 
 
 def _decode_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -218,7 +218,7 @@ def _decode_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _decode_packed(data: bytes) -> list[int]:
-    """Return the whole numbers of a packed list, a value of protobuf."""
+    """Return the whole numbers in a protobuf field that holds a packed list, whose bytes are `data`."""
     numbers, place = [], 0
     while place < len(data):
         number, place = _decode_varint(data, place)
@@ -227,7 +227,7 @@ def _decode_packed(data: bytes) -> list[int]:
 
 
 def _decode_varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return the varint that begins at byte `place` of `data`, and the index of the byte behind it."""
+    """Return the varint that begins at byte `place` of `data`, and the index of the byte after it."""
     value = shift = 0
     while True:
         byte = data[place]
@@ -244,7 +244,7 @@ def _list_calls(nodes: Sequence[ChakraNode], comms: dict[str, int]) -> RankCalls
 
     Args:
         nodes: the nodes of the rank's trace.
-        comms: the number of the communicator of each process group, by name.
+        comms: the index of each process group's communicator, by the name of the group.
     """
     calls = RankCalls()
     own = sorted(
@@ -269,7 +269,7 @@ def _list_tasks(nodes: Sequence[ChakraNode], comms: dict[str, int], file: Path) 
 
     Args:
         nodes: the nodes of the rank's trace.
-        comms: the number of the communicator of each process group, by name.
+        comms: the index of each process group's communicator, by the name of the group.
         file: the path of the trace, for error messages.
     """
     places = {node.number: place for place, node in enumerate(nodes)}

@@ -2,8 +2,8 @@
 
 A rank enters a call at the time `begin_s`. The call cannot end before the ranks on which it depends have entered it:
 all ranks of an all-reduce, the root of a broadcast, the sender of a received message. The time from this rank's entry
-to the last entry of the ranks on which the call depends is waiting; the rest of the call is transfer. A non-blocking
-operation depends on the entries of its starting calls, and its waiting is in the call that completes it.
+to the last entry of the ranks on which the call depends is waiting; the rest of the call is transfer. A rank
+enters a non-blocking operation by the call that starts it, and waits in the call that completes it.
 
 Source: the metrics of POP, co-design.pop-coe.eu/metrics; Geisler and Wolf call waiting "wait states" in Scalasca.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan import Floats, IntArray
-from hpccoll.profile.layout import EntryFlag
+from hpccoll.profile.layout import EntryFlag, read_itemsizes
 from hpccoll.profile.load import JobProfile
 from hpccoll.profile.matching import CallColumns, Matches, match_calls
 
@@ -26,7 +26,7 @@ END_OPERATION: Final = "end"
 
 @dataclass(frozen=True, slots=True)
 class CallGraph:
-    """The recorded calls of all ranks of a job, and the calls of other ranks for which each of them waited.
+    """The recorded calls of all ranks of a job, and the calls of other ranks for which each call waited.
 
     Arrays have one element per call: first all calls of rank 0 in their order, then those of rank 1, and so on. The
     last call of each rank, the operation `end`, stands for the end of its program.
@@ -35,14 +35,15 @@ class CallGraph:
         profile: the recordings of all ranks.
         rank: the rank that makes a call.
         begin_s, end_s: the times at which a call begins and ends, in seconds of the job's common clock.
-        gap_s: the seconds between the end of the rank's previous call and the begin of this one: its computing.
-        matches: the calls of other ranks without whose begin a call cannot end.
-        wait_s: the seconds from the begin of a call to the last begin of the calls that it needs, at least 0.
-        transfer_s: the other seconds of a call, in which data moves.
-        last_needed: index of the call that began last of those that a call needs; -1 if it needs none.
+        gap_s: the seconds of computing between the end of the rank's previous call and the begin of this call.
+        matches: the needs of each call, which are calls of other ranks that must begin before the call can end.
+        wait_s: the seconds from the begin of a call until all of its needs have begun, at least 0.
+        transfer_s: the seconds of a call minus `wait_s`; data moves in this time.
+        last_needed: of the needs of a call, the index of the call that began last; -1 if a call has no needs.
         site: index of the call's line in the profile's `sites`; -1 for the end of a program.
         op: index of the call's operation in `operations`.
         nbytes: the bytes of the rank's buffer or object; -1 if unknown.
+        itemsize: the bytes of an element of the buffer; 0 if unknown.
         comm: index of the communicator in the profile's `comms`; -1 for none.
         dest: the rank, in the world, to which a call sends a message; -1 for none.
         root: the root of a collective, as a rank of its communicator; -1 for none.
@@ -64,6 +65,7 @@ class CallGraph:
     site: IntArray
     op: IntArray
     nbytes: IntArray
+    itemsize: IntArray
     comm: IntArray
     dest: IntArray
     root: IntArray
@@ -83,7 +85,7 @@ class CallGraph:
 
 
 def build_graph(profile: JobProfile) -> CallGraph:
-    """Return the calls of a recorded job with their dependencies; older calls, kept as statistics only, are left out.
+    """Return the calls of a recorded job with their dependencies, without calls of which only statistics were kept.
 
     Cost: about 2 us per call.
     """
@@ -103,15 +105,17 @@ def build_graph(profile: JobProfile) -> CallGraph:
     return CallGraph(
         profile, columns.rank, begin, end, np.maximum(begin - previous, 0.0), matches, wait, end - begin - wait,
         last_needed, entries["site"].astype(np.int64), entries["op"].astype(np.int64),
-        _count_own_bytes(profile, entries), entries["comm"].astype(np.int64), *_find_ends(profile, entries),
+        _count_own_bytes(profile, entries), read_itemsizes(entries["flags"]), entries["comm"].astype(np.int64),
+        *_find_ends(profile, entries),
         is_blocked, (*profile.operations, END_OPERATION), first, start,
     )  # fmt: skip
 
 
 def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[IntArray, IntArray]:
-    """Return, for all calls, the rank in the world to which a call sends, and the root of its collective; -1: none.
+    """Return two arrays, shape (calls,): the rank to which each call sends, and the root of its collective; -1: none.
 
-    `entries` are the recorded calls, of the type `layout.ENTRY`.
+    The first array has ranks of the world, the second array ranks of the call's communicator. `entries` are the
+    recorded calls, of the type `layout.ENTRY`.
     """
     names = np.array([*profile.operations, END_OPERATION])[entries["op"]]
     peers, is_made = entries["peer"].astype(np.int64), entries["flags"] & EntryFlag.INIT != 0
@@ -123,7 +127,7 @@ def _find_ends(profile: JobProfile, entries: NDArray[Any]) -> tuple[IntArray, In
 
 
 def _count_own_bytes(profile: JobProfile, entries: NDArray[Any]) -> IntArray:
-    """Return the bytes of each recorded call; of a gather in place, those of one block of its buffer of all blocks.
+    """Return the bytes of each recorded call's buffer, or of one block of the buffer if the call gathers in place.
 
     `entries` are the recorded calls, of the type `layout.ENTRY`.
     """
@@ -151,8 +155,9 @@ def _join_ranks(profile: JobProfile) -> CallColumns:
 def _divide_lists(entries: NDArray[Any], begin: Floats, end: Floats, last_needed: IntArray) -> None:
     """Divide the time of a call that completes several requests, such as Waitall, among its entries, one per request.
 
-    An entry ends, and the next one begins, when the last call that it needs has begun. The function changes `begin` and
-    `end`, the times in seconds of all calls; `last_needed` is the call that each needs last, or -1.
+    An entry ends when all calls that this entry needs have begun; the next entry begins at the same time. The function
+    changes `begin` and `end`, the times in seconds of all calls. `last_needed` has, for each call, the index of the
+    needed call that began last; -1 if no call is needed.
     """
     for call in np.flatnonzero(entries["flags"] & EntryFlag.MORE).tolist():
         needed = last_needed[call - 1]
@@ -161,7 +166,7 @@ def _divide_lists(entries: NDArray[Any], begin: Floats, end: Floats, last_needed
 
 
 def _drop_late_needs(matches: Matches, begin: Floats, end: Floats) -> None:
-    """Remove from `matches` the needed calls that began, at `begin` seconds, after the needing call ended at `end`."""
+    """Remove from `matches` the needed calls that began only after the end of the call that needs them."""
     needs, group = matches.needs, matches.group
     for column in range(needs.shape[1]):
         used = needs[:, column] >= 0
@@ -173,7 +178,7 @@ def _drop_late_needs(matches: Matches, begin: Floats, end: Floats) -> None:
 
 
 def _find_last_needed(matches: Matches, begin: Floats) -> IntArray:
-    """Return, for each call, the index of the call that began last of those that it needs; -1 if it needs none."""
+    """Return, for each call, the index of the needed call that began last; -1 if no call is needed."""
     call, time = np.full(len(begin), -1), np.full(len(begin), -np.inf)
     entering = np.flatnonzero(matches.enters >= 0)
     if len(entering):

@@ -32,8 +32,8 @@ class Efficiencies:
         run_s: the run time in seconds.
         ideal_s: the simulated run time in seconds on a network on which messages take no time.
         useful_s: the seconds of each rank outside of communication, shape (ranks,).
-        wait_s: the seconds of each rank in calls, until the last rank that a call needs has entered; shape (ranks,).
-        transfer_s: the other seconds of each rank in calls, shape (ranks,).
+        wait_s: the seconds for which each rank waits in calls for other ranks to enter them, shape (ranks,).
+        transfer_s: the seconds of each rank in calls minus `wait_s`, shape (ranks,); data moves in this time.
     """
 
     load_balance: float

@@ -9,30 +9,10 @@ import numpy as np
 from hpccoll.profile.calls_in_a_row import CallsInARow, find_calls_in_a_row
 from hpccoll.profile.dependencies import CallGraph, build_graph
 from hpccoll.profile.efficiency import Efficiencies, compute_efficiencies
-from hpccoll.profile.lateness import LateNode, LateRank, find_late_nodes, find_late_ranks
+from hpccoll.profile.lateness import Lateness, find_late_nodes, find_late_ranks
 from hpccoll.profile.load import JobProfile
 from hpccoll.profile.slow_links import SlowLink, SlowNode, find_slow_messages
-
-
-@dataclass(frozen=True, slots=True)
-class SiteCost:
-    """The time that the calls of one operation from one line of the program take.
-
-    Args:
-        site: index of the line in the profile's `sites`.
-        operation: the operation, such as `all_reduce`.
-        calls: the calls of all ranks.
-        nbytes: the median bytes of a call; -1 if unknown.
-        wait_s: the seconds of waiting for other ranks, as mean over the ranks.
-        transfer_s: the other seconds of the calls, as mean over the ranks.
-    """
-
-    site: int
-    operation: str
-    calls: int
-    nbytes: int
-    wait_s: float
-    transfer_s: float
+from hpccoll.records import ProfileSiteRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +24,22 @@ class Explanation:
         graph: the calls and their dependencies.
         efficiencies: the parallel efficiency and its factors, from 0 to 1.
         late: the ranks for which other ranks wait, the most costly first.
-        late_nodes: the nodes of which all ranks are late, the most costly first.
+        late_nodes: the nodes whose ranks are all late, the most costly node first.
         calls_in_a_row: the call sites whose many small calls could be joined, the most costly first.
         slow_nodes: the nodes whose messages are slower than those of other nodes, the most costly first.
-        links: the other pairs of ranks whose messages are slower than those of other pairs, the most costly first.
-        sites: the time in calls from each call site, the most expensive first.
+        links: pairs of ranks with slow messages, other than those of `slow_nodes`, the most costly pair first.
+        sites: the number and time of the calls from each line that communicates, the longest time first.
     """
 
     profile: JobProfile
     graph: CallGraph
     efficiencies: Efficiencies
-    late: tuple[LateRank, ...]
-    late_nodes: tuple[LateNode, ...]
+    late: tuple[Lateness, ...]
+    late_nodes: tuple[Lateness, ...]
     calls_in_a_row: tuple[CallsInARow, ...]
     slow_nodes: tuple[SlowNode, ...]
     links: tuple[SlowLink, ...]
-    sites: tuple[SiteCost, ...]
+    sites: tuple[ProfileSiteRecord, ...]
 
 
 def explain_profile(profile: JobProfile) -> Explanation:
@@ -71,19 +51,27 @@ def explain_profile(profile: JobProfile) -> Explanation:
     )  # fmt: skip
 
 
-def rank_sites(graph: CallGraph) -> list[SiteCost]:
-    """Return the time of each operation at each line of a recorded program, the most expensive first."""
+def rank_sites(graph: CallGraph) -> list[ProfileSiteRecord]:
+    """Return records of the calls of each operation from each line of a program, those with the longest time first.
+
+    The waiting and transfer times are means over the ranks.
+    """
     ranks = len(graph.start_s)
     names = sorted(set(graph.operations))
     number = np.array([names.index(name) for name in graph.operations])[graph.op]
     inside = graph.site >= 0
     keys = graph.site[inside] * len(names) + number[inside]
-    found, place = np.unique(keys, return_inverse=True)
+    pairs, place = np.unique(keys, return_inverse=True)
     wait, transfer = (np.bincount(place, values[inside]) for values in (graph.wait_s, graph.transfer_s))
     order = np.argsort(place, kind="stable")
-    parts = np.split(graph.nbytes[inside][order], np.cumsum(np.bincount(place))[:-1]) if len(found) else []
-    costs = [
-        SiteCost(int(key) // len(names), names[int(key) % len(names)], len(sizes), int(np.median(sizes)), w, t)
-        for key, sizes, w, t in zip(found, parts, (wait / ranks).tolist(), (transfer / ranks).tolist(), strict=True)
-    ]
-    return sorted(costs, key=lambda cost: -(cost.wait_s + cost.transfer_s))
+    parts = np.split(graph.nbytes[inside][order], np.cumsum(np.bincount(place))[:-1]) if len(pairs) else []
+    records = [
+        ProfileSiteRecord(
+            site=graph.profile.sites[int(key) // len(names)], op=names[int(key) % len(names)],
+            calls=len(sizes), nbytes=int(np.median(sizes)), wait_s=wait_s, transfer_s=transfer_s,
+        )
+        for key, sizes, wait_s, transfer_s in zip(
+            pairs, parts, (wait / ranks).tolist(), (transfer / ranks).tolist(), strict=True
+        )
+    ]  # fmt: skip
+    return sorted(records, key=lambda record: -(record.wait_s + record.transfer_s))

@@ -30,7 +30,7 @@ CSV_COLUMNS: Final = (
 
 
 def export_profile(graph: CallGraph, path: str) -> None:
-    """Write the calls of a recorded job to the file `path`, whose suffix, one of SUFFIXES, is the format.
+    """Write the calls of a recorded job to `path` in the format of its suffix; `.et` gives NAME.RANK.et per rank.
 
     Raises:
         UsageError: the suffix is none of SUFFIXES.
@@ -52,7 +52,7 @@ def export_profile(graph: CallGraph, path: str) -> None:
 
 
 def format_perfetto(graph: CallGraph) -> str:
-    """Return the calls of a recorded job as Chrome trace JSON: a track per rank, in which waiting is part of a call."""
+    """Return the calls of a recorded job as Chrome trace JSON: a track per rank, slices for calls and their waiting."""
     begin_us, end_us = (1e6 * (times - graph.start_s.min()) for times in (graph.begin_s, graph.end_s))
     slices = []
     for call in np.flatnonzero(graph.site >= 0).tolist():
@@ -67,7 +67,7 @@ def format_perfetto(graph: CallGraph) -> str:
 
 
 def format_csv(graph: CallGraph) -> str:
-    """Return the calls of a recorded job as CSV, a row each, with times in microseconds since the start of the job."""
+    """Return the calls of a recorded job as CSV: a row per call, with microseconds since the start of the job."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)

@@ -17,9 +17,9 @@ def fold_entries(entries: NDArray[Any]) -> list[list[int]]:
     Cost: about 10 ns per entry.
     """
     keys = entries["site"].astype(np.int64) << 16 | entries["op"].astype(np.int64) & 0xFFFF
-    found, place = np.unique(keys, return_inverse=True)
+    pairs, place = np.unique(keys, return_inverse=True)
     calls = np.bincount(place)
     seconds = np.bincount(place, (entries["end_ns"] - entries["begin_ns"]).astype(float))
     nbytes = np.bincount(place, np.maximum(entries["nbytes"], 0).astype(float))
-    columns = (found >> 16, found & 0xFFFF, calls, seconds, nbytes)
+    columns = (pairs >> 16, pairs & 0xFFFF, calls, seconds, nbytes)
     return [[int(value) for value in row] for row in zip(*columns, strict=True)]

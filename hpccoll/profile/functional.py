@@ -1,9 +1,9 @@
 """Records the functional collectives of torch, which DTensor and tensor parallelism call.
 
 The argument `group` of a functional collective may be a name or a mesh, and the collective calls the C++ methods of the
-group. The recorded form of a function finds the group, and identifies the operation by the address of the result's
-memory, by which the later call of `wait_tensor` is matched. Code that torch.compile compiles calls the original
-functions.
+group. The function that replaces a functional collective turns the argument `group` into a process group, and records
+the address of the result's memory, by which a later call of `wait_tensor` on this result is recognized. Code that
+torch.compile compiles calls the original functions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def record_functional(make_traced: Callable[[int, TracedMethod, Any], TracedCall
 
     Args:
         make_traced: takes the index of a method in `list_methods`, the method and a function; returns a function that
-            calls the given one and records the call.
+            behaves like the given function and records its calls.
     """
     for code, method in enumerate(list_methods()):
         original = getattr(functional, method.name, None) if method.owner == FUNCTIONAL else None
@@ -54,14 +54,14 @@ def record_functional(make_traced: Callable[[int, TracedMethod, Any], TracedCall
 def _make_collective(original: Callable[..., Any], make_traced: Callable[[Any], TracedCall]) -> Callable[..., Any]:
     """Return a function that replaces the functional collective `original` of torch, and whose calls are recorded.
 
-    `make_traced` returns a function that calls the given one and records the call.
+    `make_traced` turns a function into one whose calls are recorded.
     """
     names = list(inspect.signature(original).parameters)
     at_group, at_tag = names.index("group"), names.index("tag")
     at_source = names.index("src") if "src" in names else None
 
     def run(_group: Any, _tensor: Any, _root: int, call: Callable[[], Any]) -> StartedCollective:
-        """Carry out a collective by `call`; the recorder reads the other arguments: group, input and root."""
+        """Return the collective that `call` starts; the other arguments are there for the recorder to read."""
         result = call()
         return StartedCollective(getattr(result, "elem", result).data_ptr(), result)
 
@@ -69,11 +69,12 @@ def _make_collective(original: Callable[..., Any], make_traced: Callable[[Any], 
 
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
+        """Call torch's collective; record the call unless torch.compile compiles it."""
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
 
         def find(place: int, default: Any) -> Any:
-            """Return the argument of the call at a position of the signature, or `default`."""
+            """Return the argument at a position of the collective's signature; `default` if it is not given."""
             return args[place] if place < len(args) else kwargs.get(names[place], default)
 
         group = functional._resolve_group(find(at_group, None), find(at_tag, ""))  # noqa: SLF001 - no public name
@@ -88,12 +89,13 @@ def _make_collective(original: Callable[..., Any], make_traced: Callable[[Any], 
 def _make_wait(original: Callable[[Any], Any], make_traced: Callable[[Any], TracedCall]) -> Callable[[Any], Any]:
     """Return a function that replaces torch's `wait_tensor`, and whose calls are recorded.
 
-    `make_traced` returns a function that calls the given one and records the call.
+    `make_traced` turns a function into one whose calls are recorded.
     """
     traced = make_traced(lambda operation: original(operation.result))
 
     @functools.wraps(original)
     def wait_tensor(tensor: Any) -> Any:
+        """Call torch's `wait_tensor`; record the call unless torch.compile compiles it."""
         if torch.compiler.is_compiling():
             return original(tensor)
         return traced(StartedCollective(tensor.data_ptr(), tensor))

@@ -1,9 +1,9 @@
 """Formats a recorded job as a GOAL schedule, which LogGOPSim and ATLAHS simulate: computing times and messages.
 
-A collective becomes the messages of a dissemination barrier of its message size, ceil(log2 n) rounds on n ranks,
-because the algorithm of the MPI library is unknown. A message is received where its receive was completed, and its tag
-is the number of the message or collective. Computing times are nanoseconds. Source: Hoefler, Schneider and Lumsdaine,
-"LogGOPSim", LSAP 2010.
+Because the algorithm of the MPI library is unknown, a collective is written as messages of its size that are sent as in
+a dissemination barrier: ceil(log2 n) rounds on n ranks. A receive is written at the call that completes it. The tag of
+a message is the number of the message or collective. Computing times are nanoseconds. Source: Hoefler, Schneider and
+Lumsdaine, "LogGOPSim", LSAP 2010.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hpccoll.profile.dependencies import CallGraph
 
 
 def format_goal(graph: CallGraph) -> str:
-    """Return a recorded job as the text of a GOAL schedule."""
+    """Return a recorded job as the text of a GOAL schedule, which the simulator LogGOPSim reads."""
     senders = graph.matches.find_senders()
     programs = [GoalProgram() for _ in range(graph.profile.size)]
     for call, rank in enumerate(graph.rank.tolist()):
@@ -47,7 +47,7 @@ def _add_call(program: GoalProgram, graph: CallGraph, call: int, senders: IntArr
 
 
 def _add_round(program: GoalProgram, *operations: str) -> None:
-    """Append lines of GOAL whose operations may run at the same time, after all earlier ones of the rank."""
+    """Append lines of GOAL whose operations may run at the same time, after all earlier operations of the rank."""
     following = program.round + 1
     for operation in operations:
         program.add(following, operation)

@@ -1,8 +1,9 @@
 """Reads a GOAL schedule as a profile: the text for LogGOPSim's txt2bin, with `calc`, `send` and `recv`.
 
 GOAL has no times of messages, no collectives and no call sites. The operations of a schedule are simulated
-(task_graph.py), so that a message takes an assumed time. `calc` is in nanoseconds. Processors and network interfaces
-(`cpu`, `nic`) are ignored: a rank does one thing at a time. Source: the grammar of txt2bin in spcl/LogGOPSim.
+(task_graph.py) with an assumed time per message. The times of `calc` are nanoseconds. Processors and network
+interfaces (`cpu`, `nic`) are ignored: a rank does one thing at a time. Source: the grammar of txt2bin in
+spcl/LogGOPSim.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class _RankProgram:
 
 
 def read_goal(path: Path) -> JobProfile:
-    """Return the job of a GOAL file as a profile, with simulated times.
+    """Return the job of a GOAL file, a schedule for the simulator LogGOPSim, as a profile with simulated times.
 
     Raises:
-        UsageError: the file cannot be read, a line is no GOAL, or ranks wait forever.
+        UsageError: the file cannot be read, a line is not valid GOAL, or some ranks would wait forever.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -53,7 +54,7 @@ def read_goal(path: Path) -> JobProfile:
 def parse_goal(text: str, path: Path) -> JobProfile:
     """Return the job of a GOAL file's text as a profile, with simulated times.
 
-    `path` is the name of the file in error messages. The errors are those of `read_goal`.
+    `path` is the name of the file in error messages. Raises the errors of `read_goal`.
     """
     programs: list[_RankProgram] = []
     program: _RankProgram | None = None
@@ -75,7 +76,7 @@ def parse_goal(text: str, path: Path) -> JobProfile:
     if not programs or program is not None:
         raise UsageError(f"{path}: {'ends inside of a rank' if program else 'has no num_ranks'}; complete the file")
     world = tuple(range(len(programs)))
-    simulation = TaskSimulation([each.tasks for each in programs], (world,))
+    simulation = TaskSimulation([of_rank.tasks for of_rank in programs], (world,))
     return make_foreign_profile(path, simulation.run(), simulation.list_ends(), (world,), (NOTE,))
 
 
@@ -86,7 +87,7 @@ def _add_line(program: _RankProgram, line: str, where: str, size: int) -> None:
         program: the tasks of the rank so far.
         line: the line, without comments.
         where: the file and line number, for error messages.
-        size: the number of ranks of the file.
+        size: the number of ranks in the GOAL file.
     """
     if match := _NEED.fullmatch(line):
         unknown = [match[name] for name in ("label", "needed") if match[name] not in program.labels]

@@ -1,8 +1,8 @@
 """Replaces methods of mpi4py, torch.distributed and hpccoll by methods that record their calls.
 
-The methods are replaced when the program imports these packages. As the methods of mpi4py's own classes are replaced,
-communicators keep their class, and the calls of other libraries are recorded, too. A call of MPI that hpccoll or torch
-makes during a recorded call has no entry of its own.
+The methods of a package are replaced when the program imports this package. As the methods of mpi4py's own classes are
+replaced, communicators keep their class, and the calls of other libraries are recorded, too. A call of MPI that hpccoll
+or torch makes during a recorded call has no entry of its own.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Instrumentation:
             original = getattr(module, name)
 
             def initialize(*args: Any, _original: Callable[..., Any] = original) -> Any:
-                """Initialize MPI by the original function, then start recording."""
+                """Initialize MPI by the original function, then start recording. Collective."""
                 result = _original(*args)
                 self._start_mpi(module)
                 return result
@@ -103,7 +103,7 @@ class Instrumentation:
             _replace_methods(self.recorder, own, owners={"Comm", "Intracomm"})
 
     def _trace_own(self, module: ModuleType) -> None:
-        """Replace the methods of hpccoll's classes Communicator, which the module `module` defines, and Work."""
+        """Replace methods of hpccoll's class `Communicator`, which `module` defines, and of its class `Work`."""
         if self.recorder is not None:
             from hpccoll.runtime.work import Work
 
@@ -119,7 +119,7 @@ class Instrumentation:
 
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
-            """Initialize the default process group by torch's function, then start recording."""
+            """Initialize the default process group by torch's function, then start recording. Collective."""
             result = original(*args, **kwargs)
             self._start_torch(module)
             return result
@@ -129,7 +129,7 @@ class Instrumentation:
                 setattr(holder, "init_process_group", init_process_group)  # noqa: B010 - mypy knows no such attribute
 
     def _start_torch(self, module: ModuleType) -> None:
-        """Start the recorder, unless it was started with MPI, and replace methods of torch's ProcessGroup and Work."""
+        """Start the recorder unless it runs, and record torch's groups, works, functions and Reducer. Collective."""
         if self.recorder is None:
             self._start_without_mpi(module)
         if self.recorder is None:
@@ -148,7 +148,7 @@ class Instrumentation:
         if not self._traces_torch:
             self._traces_torch = True
             _replace_functions(self.recorder, module)
-            record_ddp(self.recorder.trace, _find_wait())
+            record_ddp(self.recorder.trace, _find_code("ProcessGroup", "allreduce"), _find_code("TorchWork", "wait"))
             record_functional(functools.partial(make_traced, self.recorder))
             for work in works[1:]:
                 self._leave_work()  # TorchWork, whose calls are recorded, calls its methods
@@ -157,7 +157,7 @@ class Instrumentation:
     def _start_without_mpi(self, module: ModuleType) -> None:
         """Start the recorder of a job without MPI, on a clock that all ranks share. Collective.
 
-        The clock is that of the host, or that of rank 0 if the ranks are on several hosts.
+        The shared clock is that of the host, or that of rank 0 if the ranks are on several hosts.
         """
         from hpccoll.profile.store_clock import synchronize_by_store
 
@@ -169,7 +169,7 @@ class Instrumentation:
         recorder.begin()
 
     def _leave_work(self) -> None:
-        """Restore the methods of hpccoll's class Work, because torch's works call them inside of recorded calls."""
+        """Restore the methods of hpccoll's `Work`, which `TorchWork` calls, so that no call is recorded twice."""
         from hpccoll.runtime.work import Work
 
         for name, original in self._work_methods.items():
@@ -177,11 +177,12 @@ class Instrumentation:
 
 
 def make_traced(recorder: ProfileRecorder, code: int, method: TracedMethod, original: Any) -> Any:
-    """Return the method that replaces `original` and records its calls; class methods stay class methods.
+    """Return a method that calls `original` and records the call; a class method, if `original` is one.
 
     Args:
+        recorder: describes call sites and communicators, and has the trace to which calls are written.
         code: the index of `method` in `list_methods`, by which entries name the method.
-        method: where the arguments of a call are.
+        method: the method, with the positions of its recorded arguments.
         original: the function or class method that a call carries out.
     """
     is_class_method = isinstance(original, classmethod)
@@ -194,10 +195,10 @@ def make_traced(recorder: ProfileRecorder, code: int, method: TracedMethod, orig
 
 
 def _replace_methods(recorder: ProfileRecorder, classes: Sequence[type], owners: set[str] | None = None) -> None:
-    """Replace methods of classes by methods that record their calls; inherited methods stay.
+    """Replace methods of classes by methods that record their calls; inherited methods are not replaced.
 
     Args:
-        owners: the names of the classes in `list_methods` whose methods are replaced; None for a class's own name.
+        owners: names of classes in `list_methods`, whose methods are replaced; None for the name of each class itself.
     """
     for code, method in enumerate(list_methods()):
         for cls in classes:
@@ -235,12 +236,12 @@ def _keep_inherited(cls: type) -> None:
 def _list_subclasses(cls: type) -> list[type]:
     """Return the direct and indirect subclasses of a class."""
     direct: list[type] = cls.__subclasses__()
-    return [*direct, *(subclass for each in direct for subclass in _list_subclasses(each))]
+    return [*direct, *(subclass for parent in direct for subclass in _list_subclasses(parent))]
 
 
-def _find_wait() -> int:
-    """Return the index in `list_methods` of the wait for an operation of torch."""
-    return next(code for code, method in enumerate(list_methods()) if method.owner == "TorchWork")
+def _find_code(owner: str, name: str) -> int:
+    """Return the index in `list_methods` of the method `name` of the class `owner`."""
+    return next(code for code, each in enumerate(list_methods()) if (each.owner, each.name) == (owner, name))
 
 
 def _forget_freed(recorder: ProfileRecorder, cls: type, names: Sequence[str]) -> None:
@@ -262,16 +263,16 @@ def _forget_freed(recorder: ProfileRecorder, cls: type, names: Sequence[str]) ->
 
 
 def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
-    """Record the ends of operations over hpccoll for whose futures DistributedDataParallel waits in C++.
+    """Record the end of each hpccoll operation for whose future DistributedDataParallel waits in C++.
 
     `cls` is hpccoll's class of operations in torch, `TorchWork`. A wait is assumed to begin at the end of the rank's
     previous call, because the last bucket of gradients is ready at the end of the backward pass.
     """
     trace, original = recorder.trace, vars(cls)["complete_future"]
-    code = _find_wait()
+    code = _find_code("TorchWork", "wait")
 
     def complete_future(self: Any) -> bool:
-        """Complete the future of the work `self` if it is done, and record its end once; return whether it is done."""
+        """If the work `self` is done, complete its future, record its end once, and return true; else return false."""
         done: bool = original(self)
         if done and self.has_future and not getattr(self, "is_profiled", False):
             self.is_profiled = True
@@ -282,7 +283,7 @@ def _trace_futures(recorder: ProfileRecorder, cls: type) -> None:
     get_outcome = vars(cls)["_get_outcome"]
 
     def get_outcome_unrecorded(self: Any, future: object) -> Any:
-        """Return the outcome of the work `self`, without recording the wait."""
+        """Return the result of the work `self` for its `future`, which has ended, without recording a wait."""
         was_active, trace.is_active = trace.is_active, False  # the operation has ended without a wait
         try:
             return get_outcome(self, future)

@@ -1,4 +1,4 @@
-"""Finds a typical iteration of a recorded program, for the timeline of its page."""
+"""Finds a typical iteration of a recorded program, for the timeline on the profile's HTML page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEAST_SPAN = 0.3  # the calls of a line that repeats cover at least this share 
 
 @dataclass(frozen=True, slots=True)
 class TypicalIteration:
-    """The iteration of a recorded program that the timeline of the page shows.
+    """The iteration of a recorded program that the timeline on the profile's HTML page shows.
 
     Args:
         begin_s, end_s: the begin and the end of the iteration, in seconds of the job's common clock.
@@ -29,8 +29,9 @@ class TypicalIteration:
 def find_typical_iteration(graph: CallGraph) -> TypicalIteration:
     """Return the iteration of median length of a recorded program.
 
-    An iteration is the time between the ends of two successive calls of rank 0 from one line. The line is the one with
-    the fewest calls, of those with at least 4 calls that cover at least 30 % of the run time.
+    An iteration is the time between the ends of two successive calls of rank 0 from one line. A line qualifies if it
+    has at least 4 calls, and if 30 % of the run time or more lies between the ends of its first and last call. Of the
+    lines that qualify, the one with the fewest calls is used.
     """
     own = np.flatnonzero((graph.rank == 0) & (graph.site >= 0))
     keys = graph.site[own] * len(graph.operations) + graph.op[own]

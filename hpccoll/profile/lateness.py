@@ -1,8 +1,9 @@
-"""Finds ranks and nodes for which other ranks wait: how often each arrives last, its cost, and the kind of lateness.
+"""Finds ranks and nodes for which other ranks wait, and how much run time each of them costs.
 
-The cost of a late rank is the run time that the replay saves if the rank computes before each call no longer than the
-median of the other ranks does before the same call of theirs. A node is late if all of its ranks are late compared
-with the ranks of other nodes; the cost of a late node is that of all its ranks together.
+To find the cost of a late rank, the job is simulated with shorter computing times of this rank: at most the median of
+the other ranks before the same call. The run time that the job saves in this simulation is the cost of the late rank. A
+node is late if all of its ranks are late compared with the ranks of other nodes; its cost is found with shorter
+computing times of all its ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -27,7 +28,7 @@ _EVEN_SHARE: Final = 0.5  # each rank of a late node exceeds by at least this sh
 
 
 class LatenessKind(Enum):
-    """The likely kind of lateness of a rank or node."""
+    """Names the likely reason why a rank or node is late: more work, waits outside of communication, or noise."""
 
     IMBALANCE = "in most iterations: more work than the others, or a slow core"
     OUTSIDE = "after waits outside of communication, such as input and output"
@@ -36,15 +37,15 @@ class LatenessKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Ranks of one node for which other ranks wait, with the line of the program at which they wait the most.
+    """A rank, or a node with several ranks, for which other ranks wait, and the line at which they wait the most.
 
     Args:
-        ranks: the late ranks.
-        host: the host name of their node.
+        ranks: the late rank, or all ranks of the late node.
+        host: the host name of the node.
         site: index of the line in the profile's `sites`; -1 for the end of the program.
         operation: the operation of the calls at this line, such as `all_reduce`.
-        calls: the collectives from this line, each counted once, and receives there that depend on the late ranks.
-        last_share: the share of `calls`, from 0 to 1, that waited for a late rank as the last one.
+        calls: the number of collectives from this line, plus the number of messages received there from late ranks.
+        last_share: the share of `calls`, from 0 to 1, in which a late rank was the last to arrive.
         saved_s: the run time that the job would save if the late ranks computed no longer than the others.
         kind: the likely kind of lateness.
     """
@@ -58,40 +59,29 @@ class Lateness:
     saved_s: float
     kind: LatenessKind
 
-
-@dataclass(frozen=True, slots=True)
-class LateRank(Lateness):
-    """A single rank for which other ranks wait."""
-
     @property
-    def rank(self) -> int:
-        """The late rank, which is the only one of `ranks`."""
-        return self.ranks[0]
+    def rank(self) -> int | None:
+        """The late rank; None for a late node with several ranks."""
+        return self.ranks[0] if len(self.ranks) == 1 else None
 
 
-@dataclass(frozen=True, slots=True)
-class LateNode(Lateness):
-    """A node whose ranks are all late, so that ranks of other nodes wait for each of them."""
+def find_late_ranks(graph: CallGraph) -> list[Lateness]:
+    """Return a `Lateness` per rank that computes longer than other ranks and makes them wait, the most costly first.
 
-
-Late = TypeVar("Late", bound=Lateness)
-
-
-def find_late_ranks(graph: CallGraph) -> list[LateRank]:
-    """Return the ranks of a recorded job that compute longer than others and make them wait, the most costly first.
-
-    Cost: one replay per rank, of at most eight.
+    Only the eight ranks with the most computing beyond that of other ranks are examined. Cost: one simulation of the
+    job per examined rank, and one of the unchanged job.
     """
     expected = expect_gaps(graph)
     excess = graph.sum_by_rank(np.maximum(graph.gap_s - expected, 0.0))
     ranks = [(rank,) for rank in np.argsort(-excess)[:_MOST_RANKS].tolist()]
-    return _list_late(LateRank, graph, ranks, expected)
+    return _list_late(graph, ranks, expected)
 
 
-def find_late_nodes(graph: CallGraph) -> list[LateNode]:
-    """Return the nodes with several ranks that all compute longer than ranks of other nodes, the most costly first.
+def find_late_nodes(graph: CallGraph) -> list[Lateness]:
+    """Return a `Lateness` per node whose ranks all compute longer than those of other nodes, the most costly first.
 
-    Cost: one replay per node, of at most eight.
+    Nodes with a single rank are left out. At most eight nodes are examined. Cost: one simulation of the job per
+    examined node, and one of the unchanged job.
     """
     placement = Placement.read(graph.profile)
     if placement.count == 1:
@@ -103,19 +93,16 @@ def find_late_nodes(graph: CallGraph) -> list[LateNode]:
         own = excess[list(ranks)]
         if len(ranks) > 1 and own.min() >= _EVEN_SHARE * own.max():
             by_least.append((-float(own.min()), ranks))
-    return _list_late(LateNode, graph, [ranks for _, ranks in sorted(by_least)[:_MOST_RANKS]], expected)
+    return _list_late(graph, [ranks for _, ranks in sorted(by_least)[:_MOST_RANKS]], expected)
 
 
-def _list_late(
-    cls: type[Late], graph: CallGraph, candidates: Sequence[tuple[int, ...]], expected: Floats
-) -> list[Late]:
-    """Return the late ones of the candidates, as objects of the class `cls`, the most costly first.
+def _list_late(graph: CallGraph, candidates: Sequence[tuple[int, ...]], expected: Floats) -> list[Lateness]:
+    """Return a `Lateness` per candidate that makes other ranks wait and lengthens the job, the most costly first.
 
     Args:
-        cls: LateRank or LateNode.
         graph: the recorded calls.
-        candidates: the ranks of each candidate.
-        expected: for each call, the seconds for which its rank should compute before it.
+        candidates: the ranks of each candidate, which is a rank or a node.
+        expected: for each call, the seconds for which the rank should compute before the call.
     """
     base_s = replay_job(graph).run_s
     cause = np.where(graph.last_needed >= 0, graph.rank[graph.last_needed], -1)
@@ -127,14 +114,14 @@ def _list_late(
             site, op = _find_costliest(graph, waiting)
             last_share, calls = _count_last(graph, ranks, site, op)
             host, kind = graph.profile.ranks[ranks[0]].host, _classify(graph, ranks, expected)
-            late.append(cls(ranks, host, site, graph.operations[op], calls, last_share, saved_s, kind))
-    return sorted(late, key=lambda each: -each.saved_s)
+            late.append(Lateness(ranks, host, site, graph.operations[op], calls, last_share, saved_s, kind))
+    return sorted(late, key=lambda lateness: -lateness.saved_s)
 
 
 def _classify(graph: CallGraph, ranks: tuple[int, ...], expected: Floats) -> LatenessKind:
     """Return the likely kind of lateness of `ranks`.
 
-    `expected` are, for each call, the seconds for which its rank should compute before it.
+    `expected` are, for each call, the seconds for which the rank should compute before the call.
     """
     own, excess = np.isin(graph.rank, ranks), np.maximum(graph.gap_s - expected, 0.0)
     longer = own & (graph.gap_s > _LONGER * expected)
@@ -146,31 +133,37 @@ def _classify(graph: CallGraph, ranks: tuple[int, ...], expected: Floats) -> Lat
 
 
 def _find_costliest(graph: CallGraph, waiting: np.ndarray) -> tuple[int, int]:
-    """Return the indices of the line and the operation at which calls wait the most in total.
+    """Return the line and the operation, as indices, whose calls together wait the longest.
 
-    Only calls that are true in `waiting`, shape (calls,), count.
+    Only calls whose element of `waiting`, shape (calls,), is true are taken into account.
     """
     keys = graph.site[waiting] * len(graph.operations) + canonical_operations(graph)[waiting]
-    found, place = np.unique(keys, return_inverse=True)
-    key = int(found[np.argmax(np.bincount(place, graph.wait_s[waiting]))])
+    pairs, place = np.unique(keys, return_inverse=True)
+    key = int(pairs[np.argmax(np.bincount(place, graph.wait_s[waiting]))])
     return key // len(graph.operations), key % len(graph.operations)
 
 
 def canonical_operations(graph: CallGraph) -> IntArray:
-    """Return for each call the first index of its operation's name in the graph's `operations`, where names repeat."""
+    """Return, for each call, the first index of its operation's name in `graph.operations`.
+
+    Unlike `graph.op`, this index is equal for all calls of one operation, even if its name is in `operations` twice.
+    """
     first = {name: index for index, name in reversed(list(enumerate(graph.operations)))}
     canonical = np.array([first[name] for name in graph.operations])
     return canonical[graph.op]
 
 
 def _count_last(graph: CallGraph, ranks: tuple[int, ...], site: int, op: int) -> tuple[float, int]:
-    """Return the share of the calls at a line into which one of `ranks` came last, and the number of these calls.
+    """Return the share (0 to 1) of a line's counted calls that waited for one of `ranks`, and how many were counted.
+
+    A collective in which a rank waits for all ranks is counted once, and waited for the rank that entered it last.
+    Another call (a message, a broadcast, a scatter) is counted on each rank that needs a call of one of `ranks`.
 
     Args:
         graph: the recorded calls.
         ranks: the late ranks.
         site: index of the line.
-        op: index of the operation; collectives count once each, messages if they come from one of `ranks`.
+        op: index of the operation, as `canonical_operations` returns it.
     """
     at_site = (graph.site == site) & (canonical_operations(graph) == op) & (graph.last_needed >= 0)
     groups = graph.matches.group
@@ -190,7 +183,7 @@ def expect_gaps(graph: CallGraph, nodes: Sequence[int] | None = None) -> Floats:
 
     Args:
         graph: the recorded calls.
-        nodes: the node of each rank, if only ranks of other nodes are compared; None for all other ranks.
+        nodes: the node of each rank, to compare ranks of different nodes only; None to compare all ranks.
     """
     ranks, row = len(graph.start_s), _number_same_calls(graph)
     table = np.full((row.max() + 1, ranks), np.nan)
@@ -207,7 +200,7 @@ def expect_gaps(graph: CallGraph, nodes: Sequence[int] | None = None) -> Floats:
 
 
 def _number_same_calls(graph: CallGraph) -> IntArray:
-    """Return a number for each call: equal for the k-th calls of one operation from one line on different ranks."""
+    """Return a number per call, the same for the k-th calls of one operation from one line on different ranks."""
     order = np.lexsort((np.arange(len(graph.rank)), graph.rank, graph.op, graph.site))
     keys = np.stack([graph.site, graph.op, graph.rank])[:, order]
     starts = np.flatnonzero(np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0)))

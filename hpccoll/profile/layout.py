@@ -1,11 +1,11 @@
 """Describes the files of a recording: a directory with two files per rank.
 
 - `rank-N.calls` is a mapped file: a header of 8 words (`HEADER`), and a ring buffer of entries (`ENTRY`), 64 bytes for
-  each call. Entry number `serial` (from 0) is at index `serial % capacity`. The header counts the entries that were
-  written, and those that were folded into statistics, which may be overwritten. A killed process leaves the file as it
-  is.
-- `rank-N.names` has one JSON object per line, each written at once: the program, the call sites, the communicators, the
-  clock, and the statistics of folded entries by call site.
+  each call. Entry number `serial` (from 0) is at index `serial % capacity`. The header has the number of
+  written entries, and the number of entries that were folded into statistics and may be overwritten. If the process is
+  killed, the file keeps all entries.
+- `rank-N.names` has one JSON object per line, written without delay: the program, the call sites, the communicators,
+  the clock, and the statistics of folded entries by call site.
 
 Times are nanoseconds of the rank's monotonic clock. hpccoll/native/call_trace.h states the same layout in C.
 """
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import struct
 from enum import IntFlag
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 MAGIC: Final = int.from_bytes(b"hpcprof1", "little")
 LAYOUT_VERSION: Final = 1
@@ -43,9 +44,19 @@ ENTRY: Final = np.dtype(
         ("peer", "<i4"),  # destination, source or root, as a rank of the communicator or a constant of MPI
         ("tag", "<i4"),
         ("op", "<i2"),  # index of the method in the lists of the file of names
-        ("flags", "<i2"),
+        ("flags", "<i2"),  # bits of EntryFlag, and ITEMSIZE_BITS
     ]
 )
+
+
+ITEMSIZE_SHIFT: Final = 8
+ITEMSIZE_BITS: Final = 7 << ITEMSIZE_SHIFT  # 0: unknown element size; k: elements of 2^(k - 1) bytes, at most 64
+
+
+def read_itemsizes(flags: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the bytes of an element of each call's buffer, from the field `flags` of entries; 0 for unknown ones."""
+    codes = (flags & ITEMSIZE_BITS) >> ITEMSIZE_SHIFT
+    return np.where(codes > 0, 1 << np.maximum(codes.astype(np.int64) - 1, 0), 0)
 
 
 class EntryFlag(IntFlag):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,22 +18,12 @@ from numpy.typing import NDArray
 from hpccoll.errors import UsageError
 from hpccoll.private_files import read_limited
 from hpccoll.profile import layout
-from hpccoll.runtime.recorder.clock_model import ClockModel
+from hpccoll.profile.replay_times import EngineTime, read_replays
+from hpccoll.recordings.clock_model import ClockModel
+from hpccoll.records import ProfileSite
 from hpccoll.selection.tuning_table import TuningSite
 
 _MOST_BYTES: Final = 2**30
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class CallSite:
-    """A line of the recorded program that communicates; line 0 stands for a trace of another tool, without lines."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line}" if self.line else Path(self.file).name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +32,7 @@ class RecordedRank:
 
     Args:
         rank: the rank in the job.
-        host: the host name of its node.
+        host: the host name of the rank's node.
         entries: the calls, of the type `layout.ENTRY`; `site` and `comm` are indices of the profile's lists.
         begin_s, end_s: the begin and the end of each call, shape (calls,).
         program_begin_s, program_end_s: the begin and the end of the recording; the end of the last call if the program
@@ -72,16 +63,21 @@ class JobProfile:
         names, operations: the name of the method, such as `Allreduce`, and of the operation, such as `all_reduce`, for
             each value of the field `op` of entries.
         argv: the command line of the program.
-        clock_error_s: the largest possible error in seconds of the difference of two ranks' times.
+        clock_error_s: the largest possible error, in seconds, of a time difference between two ranks.
         problems: sentences about data that the recording lacks.
         algorithms: the algorithms that the user has chosen for the drop-in, in the form of HPCCOLL_MPI4PY_ALGORITHMS;
             None if the job ran without the drop-in.
         tuning_site: the MPI library, host and layout of ranks for which a tuning table is valid; None if unknown.
         is_oversubscribed: whether a node has more ranks than cores.
+        library: the library that carries out the collectives of all recorded communicators, such as `gloo`; empty if it
+            was not recorded, or if there are several.
+        replays: the run times of `hpccoll replay --save`, one per engine; empty if the job was not replayed.
+        pickles: whether mpi4py pickles the objects of the method, for each value of the field `op` of entries; empty if
+            the recording does not state it.
     """
 
     ranks: tuple[RecordedRank, ...]
-    sites: tuple[CallSite, ...]
+    sites: tuple[ProfileSite, ...]
     comms: tuple[tuple[int, ...], ...]
     names: tuple[str, ...]
     operations: tuple[str, ...]
@@ -91,6 +87,9 @@ class JobProfile:
     algorithms: str | None = None
     tuning_site: TuningSite | None = None
     is_oversubscribed: bool = False
+    library: str = ""
+    replays: tuple[EngineTime, ...] = ()
+    pickles: tuple[bool, ...] = ()
 
     @property
     def size(self) -> int:
@@ -133,20 +132,28 @@ def read_profile(directory: str) -> JobProfile:
         ranks, tuple(numbering.sites), tuple(members for members, _ in numbering.comms), tuple(first.program["names"]),
         tuple(first.program["operations"]), tuple(first.program["argv"]),
         max(table.clock_error_s for table in tables.values()), tuple(problems),
-        first.program.get("algorithms", ""), first.tuning_site, first.is_oversubscribed,
+        first.program.get("algorithms", ""), first.tuning_site, first.is_oversubscribed, _find_library(tables.values()),
+        read_replays(path), tuple(first.program.get("pickles", ())),
     )  # fmt: skip
+
+
+def _find_library(tables: Iterable[_RankTables]) -> str:
+    """Return the library of the communicators of all ranks; empty if there are several libraries, or none is known."""
+    found = {library for table in tables for library in table.libraries}
+    return found.pop() if len(found) == 1 else ""
 
 
 @dataclass(slots=True)
 class _RankTables:
-    """The contents of the file of names of one rank: program, call sites, communicators, clock and statistics.
+    """The contents of one rank's file of names: program, call sites, communicators, clock and statistics.
 
     Args:
         program: the fields of the line about the program.
         sites: the call sites by their numbers on this rank.
         comms: the ranks in the world of each communicator.
-        clock: how times of rank 0's clock are computed from this rank's.
-        clock_error_s: the largest possible error of these times in seconds.
+        libraries: the libraries that carry out the collectives of the communicators; "" for unknown ones.
+        clock: the model that converts times of this rank's clock to times of rank 0's clock.
+        clock_error_s: the largest possible error of the converted times in seconds.
         constants: the MPI library's numbers for any source, any tag and no rank.
         folded: statistics of older calls, a row per line and operation.
         tuning_site: the circumstances for which a tuning table is valid; None if they were not recorded.
@@ -154,8 +161,9 @@ class _RankTables:
     """
 
     program: dict[str, Any]
-    sites: dict[int, CallSite] = field(default_factory=dict)
+    sites: dict[int, ProfileSite] = field(default_factory=dict)
     comms: list[tuple[int, ...]] = field(default_factory=list)
+    libraries: set[str] = field(default_factory=set)
     clock: ClockModel = field(default_factory=ClockModel)
     clock_error_s: float = 0.0
     constants: tuple[int, int, int] = (layout.NOT_GIVEN, layout.NOT_GIVEN, layout.NOBODY)
@@ -187,9 +195,10 @@ class _RankTables:
         """Add the contents of one line of the file, a JSON object with the fields `fields`."""
         match fields["kind"]:
             case "site":
-                self.sites[fields["id"]] = CallSite(fields["file"], fields["line"], fields["function"])
+                self.sites[fields["id"]] = ProfileSite(fields["file"], fields["line"], fields["function"])
             case "comm":
                 self.comms.append(tuple(fields["members"]))
+                self.libraries.add(fields.get("library", ""))
             case "clock":
                 self.clock, self.clock_error_s = ClockModel(*fields["model"]), fields["error_s"]
             case "constants":
@@ -205,22 +214,23 @@ class _RankTables:
 class _Numbering:
     """Assigns numbers to the call sites and communicators of all ranks of a job.
 
-    The k-th communicator of a group of ranks is the same one on all of them, because making it is collective.
+    The k-th communicator of a group of ranks is the same on all these ranks, because its creation is collective.
 
     Args:
         sites: the number of each call site so far.
-        comms: the number of each communicator so far, by its ranks in the world and its k.
+        comms: the number of each communicator so far. The keys have the communicator's ranks in the world, and how many
+            communicators of the same ranks were made before.
     """
 
-    sites: dict[CallSite, int] = field(default_factory=dict)
+    sites: dict[ProfileSite, int] = field(default_factory=dict)
     comms: dict[tuple[tuple[int, ...], int], int] = field(default_factory=dict)
 
-    def number_sites(self, sites: list[CallSite]) -> NDArray[np.int32]:
-        """Return the numbers in the job of the call sites of one rank; new ones get the next numbers."""
+    def number_sites(self, sites: list[ProfileSite]) -> NDArray[np.int32]:
+        """Return the job's numbers for the call sites of one rank; new call sites get the next numbers."""
         return np.array([self.sites.setdefault(site, len(self.sites)) for site in sites], np.int32)
 
     def number_comms(self, comms: list[tuple[int, ...]]) -> NDArray[np.int32]:
-        """Return the numbers in the job of one rank's communicators, given by their ranks in the world."""
+        """Return the job's numbers for the communicators of one rank, given by their ranks in the world."""
         counts: dict[tuple[int, ...], int] = defaultdict(int)
         numbers = []
         for members in comms:
@@ -235,7 +245,7 @@ def _make_rank(tables: _RankTables, path: Path, numbering: _Numbering) -> Record
     Args:
         tables: the contents of the rank's file of names.
         path: the directory of the recording.
-        numbering: the numbers of call sites and communicators in the job, which the function extends.
+        numbering: the job's numbers of call sites and communicators; the function adds those of this rank.
     """
     rank = int(tables.program["rank"])
     header, entries = _read_calls(find_calls(path, tables.program))
@@ -256,7 +266,7 @@ def _make_rank(tables: _RankTables, path: Path, numbering: _Numbering) -> Record
 
 
 def _skip_gaps(tables: _RankTables, times_ns: NDArray[Any]) -> NDArray[Any]:
-    """Return times, in nanoseconds, on a clock that stops while nothing is recorded.
+    """Return `times_ns` in nanoseconds of a clock that stops while nothing is recorded.
 
     Nothing is recorded before the time of `--from`, and in the seconds that `--every` leaves out.
     """
@@ -271,9 +281,10 @@ def _skip_gaps(tables: _RankTables, times_ns: NDArray[Any]) -> NDArray[Any]:
 
 
 def _cut_to_common_time(ranks: list[RecordedRank]) -> tuple[RecordedRank, ...]:
-    """Return the ranks without calls that began before the first time at which every rank still has its calls.
+    """Return the ranks with only the calls from the period for which all ranks have kept their calls.
 
-    Each rank keeps statistics only of its older calls, so that the first kept call is at another time on each rank.
+    A rank keeps its latest calls, and only statistics of older calls. The first kept calls of different ranks begin at
+    different times, of which the latest becomes the begin of the job.
     """
     kept = [rank.begin_s[0] for rank in ranks if rank.folded and len(rank.begin_s)]
     if not kept:
@@ -288,7 +299,7 @@ def _cut_to_common_time(ranks: list[RecordedRank]) -> tuple[RecordedRank, ...]:
 
 
 def _replace_constants(entries: NDArray[Any], tables: _RankTables) -> None:
-    """Replace, in the calls `entries` of a rank, the MPI library's numbers for any source, any tag and no rank."""
+    """Replace the MPI library's numbers for any source, any tag and no rank by ANY and NOBODY in a rank's `entries`."""
     any_source, any_tag, no_rank = tables.constants
     exchanges = np.array([name == "sendrecv" for name in tables.program["operations"]])[entries["op"]]
     for peers in (entries["peer"], entries["request"]):
@@ -307,7 +318,7 @@ def _convert(clock: ClockModel, times_ns: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def find_calls(directory: Path, program: dict[str, Any]) -> Path:
-    """Return the path of the file with the calls of a rank, in `directory` or, before its program ends, in memory.
+    """Return the path of the file with the calls of a rank: in `directory` or, before its program ends, in /dev/shm.
 
     `program` has the fields of the rank's line about its program.
     """
@@ -316,7 +327,7 @@ def find_calls(directory: Path, program: dict[str, Any]) -> Path:
 
 
 def _read_calls(file: Path) -> tuple[tuple[int, ...], NDArray[Any]]:
-    """Return the header and the entries of a file of calls, without entries of which statistics were kept."""
+    """Return the header and the entries of a file of calls, without entries that were folded into statistics."""
     try:
         data = read_limited(file, _MOST_BYTES)
     except OSError as error:

@@ -1,8 +1,9 @@
 """Finds the calls of different ranks that belong together: the members of a collective, and both ends of a message.
 
-Collectives are matched by their numbers on the communicator, messages by communicator, ranks and tag in their order. A
-receive from any rank is matched with the send that began first. A receive that ended before the first send began is not
-matched, because the send of its message was not recorded.
+Collectives are matched by communicator, in the order in which each rank calls them. Messages are matched by
+communicator, source, destination and tag, in the order of the sends. A receive from any rank is matched with the send
+that began first. A receive that ended before the first send began is not matched, because the send of its message was
+not recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpccoll.plan import IntArray
-from hpccoll.profile.layout import ANY, EntryFlag
+from hpccoll.profile.layout import ANY, ITEMSIZE_BITS, EntryFlag
 from hpccoll.profile.load import JobProfile
 
 ALL_WAIT: Final = frozenset(
@@ -49,9 +50,9 @@ class Matches:
     Collectives and messages share one numbering. Arrays have one element per call; -1 stands for none.
 
     Args:
-        needs: up to two calls of other ranks that must have begun, shape (calls, 2).
-        group: the number of a collective of which all calls in `enters` must have begun.
-        enters: the number of the collective that a call enters, if calls in `group` need it.
+        needs: up to two calls of other ranks that must begin before the call can end, shape (calls, 2).
+        group: the number of the collective that all its ranks must have entered before the call can end.
+        enters: the number of the collective that the call enters, if a rank waits in `group` for this entry.
         instance: the number of the collective or message that a call enters or completes; for a sendrecv, that of the
             received message.
         sent: the number of the message that a call sends.
@@ -67,7 +68,7 @@ class Matches:
 
     @classmethod
     def make_empty(cls, calls: int) -> Matches:
-        """Return the matches of `calls` calls that belong to no collective or message."""
+        """Return a `Matches` for `calls` calls, each of which belongs to no collective or message so far."""
         return cls(np.full((calls, 2), -1), *(np.full(calls, -1) for _ in range(5)))
 
     def find_senders(self) -> IntArray:
@@ -91,16 +92,16 @@ class _Operation:
 
 @dataclass(slots=True)
 class _Matcher:
-    """The operations of all ranks, sorted by the properties that are equal at operations that belong together.
+    """The operations of all ranks, by their communicator, tag and other properties, by which they are matched.
 
     Args:
         profile: the recorded job.
         columns: the calls of the job.
         matches: the result, which is filled in step by step.
-        collectives: operations by communicator, number in the communicator and start of a persistent request; then by
-            rank.
-        sends: the sends, in their order, by communicator, source, destination and tag.
-        receives: the receives in their order, by the same properties as the sends; source and tag may be ANY.
+        collectives: for each collective, the operation of each rank. The key of a collective has its communicator, its
+            number on this communicator, and, for a persistent request, the number of the start.
+        sends: the sends in their order, by communicator, source, destination and tag.
+        receives: pairs of (communicator, source, destination, tag) and the receive; source and tag may be ANY.
         instances: the number of collectives and messages so far.
     """
 
@@ -142,7 +143,7 @@ def _collect_operations(matcher: _Matcher) -> None:
             prepared[key] = call, 0
         elif flags & EntryFlag.COMPLETE:
             if key not in open_requests and op == torch_wait:  # C++ code of torch waits for a copy of the operation
-                key = next((each for each in open_requests if each[0] == rank), key)
+                key = next((waiting for waiting in open_requests if waiting[0] == rank), key)
             if key in open_requests:
                 open_requests.pop(key).completed = call
         elif flags & EntryFlag.START:
@@ -162,13 +163,14 @@ def _copy_arguments(entries: NDArray[Any], made: int, start: int) -> None:
     """Copy the arguments of the call `made`, which made a persistent request, to the entry of its start `start`."""
     for name in ("op", "comm", "number", "nbytes", "peer", "tag"):
         entries[name][start] = entries[name][made]
-    entries["flags"][start] |= entries["flags"][made] & (EntryFlag.COLLECTIVE | EntryFlag.IN_PLACE)
+    kept = EntryFlag.COLLECTIVE | EntryFlag.IN_PLACE | ITEMSIZE_BITS
+    entries["flags"][start] |= entries["flags"][made] & kept
 
 
 def _add_operation(matcher: _Matcher, operation: _Operation, starts: int = 0) -> None:
     """Add a rank's operation to the collectives, sends or receives of the matcher.
 
-    `starts` is the number of the start of a persistent request, from 1; 0 for other operations.
+    `starts` is how many times the persistent request has been started, from 1; 0 for other operations.
     """
     call = operation.entered
     row = matcher.columns.entries[call]
@@ -214,10 +216,10 @@ def _add_message(
 
 
 def _match_collective(matcher: _Matcher, members: tuple[int, ...], by_rank: dict[int, _Operation]) -> None:
-    """Give the calls of one collective their number, and note the calls of other ranks that they need.
+    """Give the calls of one collective their number, and record the calls of other ranks that they need.
 
     Args:
-        matcher: the operations, whose `matches` the function fills in.
+        matcher: the operations; the function fills in its `matches`.
         members: the ranks of the communicator in the world.
         by_rank: each rank's part in the collective.
     """
@@ -262,9 +264,9 @@ def _match_messages(matcher: _Matcher) -> None:
         sources = range(matcher.profile.size) if source == ANY else (source,)
         wanted = [
             sends
-            for each in sources
-            for known in (tags[comm, each, dest] if tag == ANY else (tag,))
-            if (sends := matcher.sends.get((comm, each, dest, known)))
+            for sender in sources
+            for known in (tags[comm, sender, dest] if tag == ANY else (tag,))
+            if (sends := matcher.sends.get((comm, sender, dest, known)))
         ]
         if not wanted:
             continue
@@ -275,9 +277,9 @@ def _match_messages(matcher: _Matcher) -> None:
 
 
 def _join_message(matcher: _Matcher, send: _Operation, receive: _Operation) -> None:
-    """Give a send and its receive the number of a new message, and note that the receive needs the send.
+    """Give a send and its receive the number of a new message, and record that the receive needs the send.
 
-    A blocking send also needs the receive if it evidently waited for the receiver.
+    A blocking send also needs the receive if the receive began in the second half of the send's time.
     """
     if receive.completed < 0:
         return

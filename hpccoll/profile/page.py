@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from html import escape
-from importlib import resources
 from typing import Final
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 
-from hpccoll import __version__
 from hpccoll.profile.dependencies import CallGraph
 from hpccoll.profile.explanation import Explanation
+from hpccoll.profile.findings import list_findings
 from hpccoll.profile.iteration import find_typical_iteration
-from hpccoll.profile.screen import list_findings
 from hpccoll.profile.what_if import Prediction
-from hpccoll.report.page_section import FigurePanel, PageSection, PageTable
+from hpccoll.report.page_section import FigurePanel, PageSection, PageTable, render_template
 from hpccoll.units import format_size
 
 _WIDTH, _ROW, _LEFT = 1100, 26, 70  # pixels of the timeline
@@ -31,24 +27,17 @@ def render_profile_page(explanation: Explanation, predictions: Sequence[Predicti
         _build_efficiencies(explanation), _build_timeline(explanation), _build_sites(explanation),
         _build_matrix(explanation), _build_sizes(explanation), *_build_predictions(predictions),
     ]  # fmt: skip
-    jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     profile = explanation.profile
-    return jinja.from_string(_read_template("hpccoll.profile", "profile.html.j2")).render(
-        style_sheet=_read_template("hpccoll.report", "style.css"),
-        version=__version__,
-        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    return render_template(
+        "hpccoll.profile",
+        "profile.html.j2",
         program=" ".join(profile.argv),
         ranks=profile.size,
         efficiency=f"{explanation.efficiencies.parallel:.2f}",
-        findings=[finding.text for finding in list_findings(explanation)],
+        findings=[finding.found for finding in list_findings(explanation)],
         sections=sections,
         notes=profile.problems,
     )
-
-
-def _read_template(package: str, name: str) -> str:
-    """Return the text of the file `name` in the folder templates/ of the package `package`."""
-    return resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _build_efficiencies(explanation: Explanation) -> PageSection:
@@ -92,7 +81,7 @@ _NAMED_COLORS: Final = {"computing": "green", "waiting for late ranks": "red", "
 def render_timeline(explanation: Explanation, begin_s: float, end_s: float) -> str:
     """Return a timeline as an <svg> element: a bar per rank, with computing, waiting and transfers in colors.
 
-    `begin_s` and `end_s` are the ends of the timeline, in seconds of the job's common clock.
+    The timeline is from `begin_s` to `end_s`, in seconds of the job's common clock.
     """
     graph = explanation.graph
     ranks = min(explanation.profile.size, _MOST_RANKS)
@@ -136,10 +125,10 @@ def _build_sites(explanation: Explanation) -> PageSection:
     run_s = explanation.efficiencies.run_s
     rows = []
     for cost in explanation.sites:
-        site = explanation.profile.sites[cost.site]
+        site = cost.site
         shares = (f"{cost.wait_s / run_s:.2%}", f"{cost.transfer_s / run_s:.2%}")
         size = format_size(cost.nbytes) if cost.nbytes >= 0 else "?"
-        rows.append((f"{site.file}:{site.line}", site.function, cost.operation, f"{cost.calls:,}", size, *shares))
+        rows.append((f"{site.file}:{site.line}", site.function, cost.op, f"{cost.calls:,}", size, *shares))
     columns = ("call site", "function", "operation", "calls", "median size", "waiting", "transfer")
     table = PageTable("Call sites", columns, tuple(rows), frozenset(columns[3:]))
     intro = "Shares of the run time, as means over the ranks; the costliest call site is first."
@@ -147,7 +136,7 @@ def _build_sites(explanation: Explanation) -> PageSection:
 
 
 def compute_traffic(graph: CallGraph) -> np.ndarray:
-    """Return the bytes of messages from each rank (rows) to each other rank (columns), without collectives."""
+    """Return a matrix of the bytes of messages from each rank (rows) to each rank (columns), without collectives."""
     traffic = np.zeros((graph.profile.size, graph.profile.size))
     sends = graph.dest >= 0
     np.add.at(traffic, (graph.rank[sends], graph.dest[sends]), np.maximum(graph.nbytes[sends], 0))
@@ -155,7 +144,7 @@ def compute_traffic(graph: CallGraph) -> np.ndarray:
 
 
 def _build_matrix(explanation: Explanation) -> PageSection:
-    """Return the section with the bytes that each rank sends to each other one."""
+    """Return the section with the bytes that each rank sends to every other rank."""
     traffic = compute_traffic(explanation.graph)
     size = min(len(traffic), _MOST_RANKS)
     columns = ("from \\ to", *map(str, range(size)))
@@ -190,7 +179,8 @@ def _build_predictions(predictions: Sequence[Prediction]) -> list[PageSection]:
         return []
     columns = ("change", "predicted", "saving", "error of the replay", "assumption")
     rows = tuple(
-        (each.description, *each.format_values(), f"{each.error:.1%}", each.assumption) for each in predictions
+        (prediction.description, *prediction.format_values(), f"{prediction.error:.1%}", prediction.assumption)
+        for prediction in predictions
     )
     table = PageTable("Predictions", columns, rows, frozenset(columns[1:4]))
     intro = "The recorded run, replayed with one change. The error is that of replaying the run without a change."

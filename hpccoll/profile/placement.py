@@ -36,7 +36,7 @@ class Placement:
         return tuple(rank for rank, its_node in enumerate(self.nodes) if its_node == node)
 
     def count_per_node(self, members: Sequence[int]) -> int:
-        """Return how many consecutive ranks of a communicator share a node; of unequal numbers, the largest one.
+        """Return how many consecutive ranks of a communicator share a node; the largest number if nodes differ.
 
         `members` are the ranks in the world of the communicator's ranks.
         """

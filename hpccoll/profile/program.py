@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from hpccoll.errors import UsageError
+from hpccoll.processes.python_program import require_module, require_script
 from hpccoll.profile.instrumentation import Instrumentation
 from hpccoll.profile.recorder import RecordingOptions
 
@@ -27,10 +27,8 @@ def run_program(words: list[str], *, is_module: bool, uses_drop_in: bool, option
     Raises:
         UsageError: there is no such script, or the files cannot be written.
     """
-    if not is_module and not Path(words[0]).exists():
-        raise UsageError(
-            f"{words[0]}: there is no such script; give the path of a script, or -m and the name of a module"
-        )
+    if not is_module:
+        require_script(words[0])
     if uses_drop_in:
         from hpccoll.mpi4py.configuration import CHOICES
         from hpccoll.mpi4py.installation import install_at_import
@@ -43,6 +41,7 @@ def run_program(words: list[str], *, is_module: bool, uses_drop_in: bool, option
     try:
         if is_module:
             sys.path.insert(0, str(Path.cwd()))
+            require_module(words[0])
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         else:
             sys.path[0] = str(Path(words[0]).resolve().parent)  # as `python SCRIPT` sets it

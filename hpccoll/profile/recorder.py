@@ -21,12 +21,12 @@ import numpy as np
 
 from hpccoll.errors import UsageError
 from hpccoll.native import CallTrace
-from hpccoll.profile import layout
+from hpccoll.profile import layout, replay_times
 from hpccoll.profile.folding import fold_entries
 from hpccoll.profile.traced_methods import list_methods
 
 if TYPE_CHECKING:
-    from hpccoll.runtime.recorder import ClockModel
+    from hpccoll.recordings import ClockModel
     from hpccoll.selection.tuning_table import TuningSite
 
 LIBRARIES: Final = frozenset({"torch", "hpccoll", "mpi4py"})
@@ -57,7 +57,7 @@ class RecordingOptions:
 
 
 class ProfileRecorder:
-    """Writes the two files of one rank's recording, in which the calls of this process are entered.
+    """Writes the two files of this process's recording, the calls and the names to which they refer.
 
     Args:
         options: what the recording contains, and its directory.
@@ -101,14 +101,15 @@ class ProfileRecorder:
             begin_ns=begin_ns, time_ns=time.time_ns(), every=options.every, from_s=options.from_s, to_s=options.to_s,
             calls=str(self._live), algorithms=options.algorithms, names=[method.name for method in methods],
             operations=[method.operation for method in methods],
+            pickles=[method.counts_pickled for method in methods],
         )  # fmt: skip
 
     def describe_site(self, frame: FrameType) -> int:
-        """Return the number of the line that a frame executes, as a call site; -1 for a line of a library.
+        """Return the call-site number of the line that a frame executes; -1 if the line is in a library.
 
-        The first call for a line writes it to the file of names. The call site of a call that torch or hpccoll make is
-        the line of the program that called them. In a thread of torch, such as that of the backward pass on a GPU, the
-        call site is the line at which the main thread is.
+        The first call for a line writes the line to the recording. The call site of a call that torch or hpccoll make
+        is the line of the program that called torch or hpccoll. In a thread of torch, such as that of the backward pass
+        on a GPU, the call site is the line that the main thread executes.
         """
         if _is_of_library(frame):
             if frame.f_back is not None:
@@ -122,13 +123,13 @@ class ProfileRecorder:
         return self._sites[key]
 
     def describe_comm(self, comm: Any) -> int:
-        """Return a new number for a communicator, after writing its ranks to the file of names.
+        """Write the ranks of a communicator to the recording, and return a new number for the communicator.
 
         `comm` is a communicator of mpi4py or hpccoll, a process group of torch, or None for all ranks.
         """
         members, name = _find_members(comm, self.size)
         ident, self._comms = self._comms, self._comms + 1
-        self._write(kind="comm", id=ident, members=members, name=name)
+        self._write(kind="comm", id=ident, members=members, name=name, library=_find_library(comm))
         return ident
 
     def set_clock(self, model: ClockModel, error_s: float) -> None:
@@ -177,7 +178,7 @@ class ProfileRecorder:
         self._write(kind="folded", sites=fold_entries(entries))
 
     def _write(self, **fields: Any) -> None:
-        """Append a line to the file of names: a JSON object with these fields."""
+        """Append a line to the rank's file of names: a JSON object with the fields `fields`."""
         os.write(self._names, json.dumps(fields).encode() + b"\n")
 
 
@@ -247,11 +248,18 @@ def _find_members(comm: Any, size: int) -> tuple[list[int], str]:
     return members, str(inner.name)
 
 
+def _find_library(comm: Any) -> str:
+    """Return the library that carries out the collectives of a torch process group, such as `gloo`; else ""."""
+    torch = sys.modules.get("torch.distributed")
+    is_group = torch is not None and isinstance(comm, torch.ProcessGroup)
+    return str(comm.name()) if is_group else ""
+
+
 def _map_live_file(rank: int, path: Path, nbytes: int) -> tuple[Path, mmap.mmap]:
     """Return the path and the mapping of a new file of `nbytes` bytes for the calls of a running program.
 
-    The file is in the memory file system /dev/shm if there is space, because stores to a mapped file on a disk block
-    while the kernel writes the file. Otherwise, it is `path`.
+    The file is in the memory file system /dev/shm if there is space, because stores to a mapped file on a disk
+    wait while the kernel writes the file. If /dev/shm has no space, the file is `path`.
     """
     memory = Path(f"{_MEMORY_FILES}{rank}-{os.getpid()}-{os.urandom(4).hex()}{layout.CALLS_SUFFIX}")
     try:
@@ -277,8 +285,12 @@ def _map_file(path: Path, nbytes: int) -> mmap.mmap:
 
 
 def _remove_stale(path: Path, rank: int, size: int) -> None:
-    """Remove, on rank 0, the files of ranks from `size` on, which an earlier job left in the directory `path`."""
+    """Remove, on rank 0, files that an earlier job left in the directory `path`; do nothing on other ranks.
+
+    The removed files are those of ranks `size` and above, and the file with the times of earlier replays.
+    """
     if rank == 0:
+        (path / replay_times.FILE).unlink(missing_ok=True)
         for file in path.glob("rank-*.*"):
             number = file.stem.removeprefix("rank-")
             if number.isdecimal() and int(number) >= size:

@@ -1,7 +1,7 @@
 """Replays a recorded job in a simulation, with the recorded or with changed computing times and transfers.
 
 A call begins when the rank has computed for the gap before it, and ends when all calls that it needs have begun and its
-transfer is over. The order of the calls on each rank, and the calls that belong together, are the recorded ones.
+transfer is over. The simulation keeps the recorded order of calls on each rank, and the recorded needs of each call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ReplayedJob:
 
 
 def replay_job(graph: CallGraph, gap_s: Floats | None = None, transfer_s: Floats | None = None) -> ReplayedJob:
-    """Return the simulated times of a recorded job, whose computing and transfer times may differ from the recorded.
+    """Return the simulated times of the calls of a recorded job, with given computing and transfer times.
 
     Args:
         graph: the recorded calls.
@@ -43,7 +43,7 @@ def replay_job(graph: CallGraph, gap_s: Floats | None = None, transfer_s: Floats
     calls = len(gaps)
     clock = (graph.start_s - graph.start_s.min()).tolist()
     begin, end = [0.0] * calls, [0.0] * calls
-    ranks, groups, enters = (each.tolist() for each in (graph.rank, graph.matches.group, graph.matches.enters))
+    ranks, groups, enters = (values.tolist() for values in (graph.rank, graph.matches.group, graph.matches.enters))
     first_need, second_need = graph.matches.needs.T.tolist()
     latest = [0.0] * (max(graph.matches.enters.max(initial=0), graph.matches.group.max(initial=0)) + 1)
     for node in _order_nodes(graph):
@@ -65,10 +65,10 @@ def replay_job(graph: CallGraph, gap_s: Floats | None = None, transfer_s: Floats
 
 
 def _order_nodes(graph: CallGraph) -> list[int]:
-    """Return the begins and ends of all calls in an order in which a call ends after the calls that it needs begin.
+    """Return the begins and ends of all calls in order: a call's end comes after the begins of the calls it needs.
 
-    The begin of call i is the number 2 i, and its end 2 i + 1. The order is that of the recorded times: `build_graph`
-    has removed needs that contradict it.
+    The begin of call i has the number 2 i, and the end of call i has 2 i + 1. The order is that of the recorded times,
+    which no need contradicts, because `build_graph` has removed such needs.
     """
     calls = len(graph.rank)
     nodes = np.arange(2 * calls)

@@ -12,12 +12,12 @@ import numpy as np
 from mpi4py import MPI
 
 from hpccoll.algorithms import get_algorithm
+from hpccoll.arrays import BoundCall
 from hpccoll.communicator import Communicator
 from hpccoll.errors import UnknownNameError
 from hpccoll.peers import LibraryEngine, start_engine
 from hpccoll.plan import Operation
 from hpccoll.profile.replay_steps import ReplayStep
-from hpccoll.runtime.arrays import BoundCall
 
 OWN: Final = "hpccoll"
 ENGINES: Final = ("mpi", OWN, "gloo")
@@ -29,8 +29,8 @@ class ReplayEngine:
     """Carries out the collectives of a replayed job by one library, which is started on each recorded communicator.
 
     Args:
-        name: one of `ENGINES`; hpccoll selects its algorithms. The name OPERATION/ALGORITHM, such as `all_reduce/ring`,
-            stands for hpccoll with this algorithm for this operation.
+        name: one of `ENGINES`. The engine `hpccoll` uses the algorithms that its selector chooses. OPERATION/ALGORITHM,
+            such as `all_reduce/ring`, stands for hpccoll with this algorithm for this operation.
 
     Raises:
         UnknownNameError: there is no such engine, operation or algorithm.
@@ -64,7 +64,7 @@ class ReplayEngine:
         self._sizes.append(len(members))
 
     def run(self, step: ReplayStep) -> None:
-        """Carry out the collective of a step on buffers that equal steps share. Collective over its communicator."""
+        """Carry out the collective of a step on buffers that equal steps share. Collective over the step's ranks."""
         key = step.comm, step.operation, step.nbytes, step.root
         if key not in self._calls:
             self._calls[key] = self._bind(step)
@@ -107,7 +107,7 @@ class ReplayEngine:
 def count_elements(step: ReplayStep, ranks: int) -> int:
     """Return the number of float32 elements for a step on `ranks` ranks: at least 1, rounded up.
 
-    The number is that of a rank's vector, or of one block if the recorded buffer has a block per rank.
+    The elements are those of a rank's vector, or of one block if the recorded buffer has a block per rank.
     """
     is_whole = step.operation in ("all_to_all", "reduce_scatter")
     return max(-(-step.nbytes // (4 * ranks if is_whole else 4)), 1)

@@ -17,7 +17,7 @@ _REPLAYED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """A step of a rank in a replayed job: computing, then a collective, or a part of a message.
+    """A step of a rank in a replayed job: computing, then a collective, a send, or the start or wait of a receive.
 
     Args:
         gap_s: the seconds of computing.
@@ -59,7 +59,7 @@ def _list_message_steps(graph: CallGraph, call: int, senders: IntArray, started:
         graph: the recorded calls.
         call: index of the call.
         senders: the index of the call that sends each message, by the number of the message.
-        started: the numbers of messages whose receive has a step so far, which the function extends.
+        started: the numbers of messages whose receive already has a step; the function adds new ones.
     """
     matches, steps = graph.matches, []
     sent, received, instance = (int(of[call]) for of in (matches.sent, matches.received, matches.instance))
@@ -79,7 +79,7 @@ def _list_message_steps(graph: CallGraph, call: int, senders: IntArray, started:
 class _CollectiveSizes:
     """The bytes of each collective of a recorded job, and the number of ranks that have recorded it.
 
-    All ranks compute the same values, because each reads the recordings of all.
+    All ranks compute the same values, because each of them reads the recordings of all ranks.
     """
 
     def __init__(self, graph: CallGraph) -> None:

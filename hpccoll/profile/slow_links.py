@@ -1,8 +1,9 @@
 """Finds pairs of ranks, and nodes, whose messages take longer than messages of equal size between other ranks.
 
-The cost of slow messages is the run time that a replay saves in which these messages take the usual time: the median of
-the pairs that have neither of the two ranks, or the shortest time of the other pairs if there are no such pairs. The
-slow pairs of a node with other nodes are one finding if they are most of the node's pairs with other nodes.
+The cost of slow messages is the run time that the job saves in a simulation in which these messages take the usual
+time. The usual time of a pair of ranks is the median time of the pairs that include neither of these ranks. If all
+other pairs include one of these ranks, the usual time is the shortest time of the other pairs. If most of a node's
+pairs with other nodes are slow, these slow pairs are one finding.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _SLOW_SHARE: Final = 0.5  # a node is slow if more than this share, at least two
 
 @dataclass(frozen=True, slots=True)
 class SlowMessages:
-    """Messages between two ranks, or of a node, that take longer than other messages of their size.
+    """Messages of two ranks, or of a node with other nodes, that take longer than other messages of their size.
 
     Args:
         messages: the number of slow messages.
         nbytes: the bytes of each message; for several slow pairs of ranks, of the pair with the most messages.
-        seconds: the median time of the messages of this size.
-        usual_s: the median time of messages of this size between other ranks.
+        seconds: the median time of the slow messages of `nbytes` bytes.
+        usual_s: the median time of messages of `nbytes` bytes between other ranks.
         saved_s: the run time that the job would save if the slow messages took the usual time.
     """
 
@@ -87,15 +88,15 @@ class _Pair:
         return self.seconds > SLOWER * self.usual_s > 0
 
     def connects(self, node: int) -> bool:
-        """Whether the messages go from or to the node with the number `node`, and to or from another node."""
+        """Whether the messages are between the node with the number `node` and another node."""
         return node in self.nodes and self.nodes[0] != self.nodes[1]
 
 
 def find_slow_messages(graph: CallGraph) -> tuple[tuple[SlowNode, ...], tuple[SlowLink, ...]]:
-    """Return the nodes with slow links to other nodes, and the other slow pairs of ranks; each, the most costly first.
+    """Return a tuple with a `SlowNode` per slow node, and one with a `SlowLink` per other slow pair of ranks.
 
-    Slow pairs of ranks within a slow node are among the other pairs. Cost: one replay per slow node and per other slow
-    pair, and one replay without a change.
+    Both tuples begin with the most costly element. A slow pair of ranks within a slow node has a `SlowLink`, too. Cost:
+    one simulation of the job per element of both tuples, and one of the unchanged job.
     """
     placement = Placement.read(graph.profile)
     pairs = _list_pairs(graph, placement)
@@ -122,9 +123,10 @@ def find_slow_messages(graph: CallGraph) -> tuple[tuple[SlowNode, ...], tuple[Sl
 
 
 def _list_pairs(graph: CallGraph, placement: Placement) -> list[_Pair]:
-    """Return the pairs of ranks with at least four messages of one size, of sizes that at least three pairs have.
+    """Return a `_Pair` for each pair of ranks and message size with at least four messages.
 
-    Pairs within nodes are compared with each other, and so are pairs between nodes.
+    Message sizes with fewer than three pairs are left out. Pairs within nodes are compared with pairs within nodes, and
+    pairs between nodes with pairs between nodes.
     """
     need = graph.matches.needs[:, 0]
     received = np.flatnonzero((graph.matches.received >= 0) & (need >= 0))
@@ -134,7 +136,7 @@ def _list_pairs(graph: CallGraph, placement: Placement) -> list[_Pair]:
     is_within = np.array(nodes)[source] == np.array(nodes)[dest]
     for message_bytes, within in product(np.unique(nbytes).tolist(), (False, True)):
         same = (nbytes == message_bytes) & (is_within == within)
-        calls = {divmod(each, size): received[same & (number == each)] for each in np.unique(number[same]).tolist()}
+        calls = {divmod(pair, size): received[same & (number == pair)] for pair in np.unique(number[same]).tolist()}
         calls = {ends: its for ends, its in calls.items() if len(its) >= _FEWEST_MESSAGES}
         medians = {ends: float(np.median(graph.transfer_s[its])) for ends, its in calls.items()}
         for ends, seconds in medians.items() if len(medians) >= _FEWEST_PAIRS else ():

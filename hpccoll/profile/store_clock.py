@@ -1,4 +1,4 @@
-"""Finds the common clock of a job without MPI: each rank compares its clock with rank 0's through torch's store."""
+"""Finds the common clock of a job without MPI: ranks compare their clocks with rank 0's through torch's store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from hpccoll.measure.clock.clock_fit import fit_offset_bounds
 from hpccoll.measure.clock.ping_pong import PingPongs
-from hpccoll.runtime.recorder.clock_model import ClockModel
+from hpccoll.recordings.clock_model import ClockModel
 
 _PREFIX: Final = "hpccoll-profile/clock"
 _EXCHANGES: Final = 100
@@ -21,7 +21,8 @@ def synchronize_by_store(
 ) -> ClockModel | None:
     """Return the model by which times of this rank's clock become times of rank 0's clock. Collective.
 
-    The result is None if all ranks are on one host, where they share a clock.
+    The result is None if all ranks are on one host, where they share a clock. The function returns on all ranks at
+    about the same time, so that their recordings begin together.
 
     Args:
         store: the key-value store of torch.distributed's default group.
@@ -30,13 +31,15 @@ def synchronize_by_store(
         host: the name of the host of this process; processes of one host share a clock.
         read_clock: returns the seconds of this rank's clock.
 
-    Cost: one value per rank for the names of hosts; with several hosts, 100 exchanges of values per rank, in turns.
+    Cost: one value in the store per rank; with several hosts, also 100 exchanges per rank, one rank after the other.
     """
     store.set(f"{_PREFIX}/host/{rank}", host)
     if rank:
         if not int(store.get(f"{_PREFIX}/several")):
             return None
-        return _compare(store, rank, read_clock)
+        model = _compare(store, rank, read_clock)
+        store.get(f"{_PREFIX}/end")  # blocks until the other ranks have compared their clocks, too
+        return model
     hosts = {store.get(f"{_PREFIX}/host/{other}") for other in range(size)}
     store.set(f"{_PREFIX}/several", str(int(len(hosts) > 1)))
     if len(hosts) == 1:
@@ -45,13 +48,15 @@ def synchronize_by_store(
         for exchange in range(_EXCHANGES):
             store.get(f"{_PREFIX}/asked/{other}/{exchange}")  # blocks until the other rank has set it
             store.set(f"{_PREFIX}/answer/{other}/{exchange}", repr(read_clock()))
+    store.set(f"{_PREFIX}/end", "")
     return ClockModel()
 
 
 def _compare(store: Any, rank: int, read_clock: Callable[[], float]) -> ClockModel:
-    """Return the model of rank 0's clock on another rank; its offset is within the bounds of all exchanges with rank 0.
+    """Return, on a rank other than 0, the model by which times of its clock become times of rank 0's clock.
 
-    The arguments are those of `synchronize_by_store`, in which rank 0 answers the exchanges.
+    The model's offset is fitted to the bounds that each exchange with rank 0 gives. The arguments are those of
+    `synchronize_by_store`, in which rank 0 answers the exchanges.
     """
     times = np.empty((_EXCHANGES, 3))
     for exchange, row in enumerate(times):

@@ -3,8 +3,8 @@
 The job is given as tasks of each rank, with the tasks that must end or start before each of them. A rank carries out
 one task after the other. A rank starts its sends, receives and collectives as soon as the tasks that they need have
 ended, and then computes; if nothing else is left to do, it waits for the operation that ends first. A message takes
-`ALPHA_S` seconds and `BETA_S` per byte, and a collective the simulated time of the fastest algorithm on a network of
-these costs.
+`ALPHA_S` seconds plus `BETA_S` seconds per byte. A collective takes the simulated time of the fastest algorithm on a
+network with this latency and bandwidth.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Final
 from hpccoll.errors import UsageError
 from hpccoll.profile.foreign_profile import COLLECTIVES, RankCalls
 from hpccoll.profile.layout import ANY
-from hpccoll.profile.network_model import BLOCK_OPERATIONS, ModelledTransfer, NetworkModel
+from hpccoll.profile.network_model import NetworkModel
+from hpccoll.profile.transfer_kinds import BLOCK_OPERATIONS, ModelledTransfer
 
 ALPHA_S: Final = 2e-6
 BETA_S: Final = 1e-10
@@ -55,7 +56,7 @@ class _InFlight:
     """A receive or collective that a rank has started and not completed.
 
     Args:
-        rank: the rank.
+        rank: the rank that has started the operation.
         task: index of the operation's task in the list of the rank's tasks.
         request: the number of the started call in the rank's `RankCalls`.
         end_s: the time at which the operation ends; None until the message is sent, or all ranks have started.
@@ -104,7 +105,7 @@ class TaskSimulation:
 
     def __init__(self, tasks: Sequence[Sequence[Task]], comms: Sequence[tuple[int, ...]]) -> None:
         self._comms, self._network = comms, NetworkModel(ALPHA_S, BETA_S)
-        self._states = [_RankState(own, [len(each.needs) + len(each.start_needs) for each in own]) for own in tasks]
+        self._states = [_RankState(own, [len(task.needs) + len(task.start_needs) for task in own]) for own in tasks]
         self._after_end = [_list_followers([task.needs for task in own]) for own in tasks]
         self._after_start = [_list_followers([task.start_needs for task in own]) for own in tasks]
         self._sent: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)  # tag, arrival time
@@ -131,7 +132,7 @@ class TaskSimulation:
         return [state.calls for state in self._states]
 
     def list_ends(self) -> list[float]:
-        """Return the time in seconds at which each rank ended; call `run` before."""
+        """Return the time in seconds at which each rank ended; `run` must be called first."""
         return [state.clock_s for state in self._states]
 
     def _advance(self, rank: int) -> None:
@@ -145,11 +146,11 @@ class TaskSimulation:
             state.clock_s += state.tasks[task].seconds
             self._end(rank, task)
         else:
-            known = [each for each in state.open if each.end_s is not None]
+            known = [operation for operation in state.open if operation.end_s is not None]
             if not known:
                 state.is_blocked = True
                 return
-            first = min(known, key=lambda each: each.end_s or 0.0)
+            first = min(known, key=lambda operation: operation.end_s or 0.0)
             begin_s, state.clock_s = state.clock_s, max(state.clock_s, first.end_s or 0.0)
             state.calls.complete(first.request, begin_s, state.clock_s)
             state.open.remove(first)
@@ -175,7 +176,7 @@ class TaskSimulation:
             self._receive(operation, task) if task.kind == "recv" else self._enter(operation, task)
 
     def _send(self, source: int, task: Task) -> None:
-        """Complete the first receive that matches the message of a send, or keep the message."""
+        """Complete the first receive that matches the message of a send, or keep the message for a later receive."""
         end_s = self._states[source].clock_s + ALPHA_S + BETA_S * task.nbytes
         receives = self._receives[task.peer]
         for receive in receives:
@@ -187,7 +188,7 @@ class TaskSimulation:
         self._sent[source, task.peer].append((task.tag, end_s))
 
     def _receive(self, receive: _InFlight, task: Task) -> None:
-        """Complete a receive by the first message that matches it, or keep the receive."""
+        """Complete a receive by the first message that matches it, or keep the receive for a later message."""
         sources = range(len(self._states)) if task.peer == ANY else (task.peer,)
         kept = [
             (end_s, place, source)
@@ -203,7 +204,7 @@ class TaskSimulation:
         self._complete(receive, end_s)
 
     def _enter(self, operation: _InFlight, task: Task) -> None:
-        """Note that a rank has started a collective; complete the collective on all ranks if the rank is the last."""
+        """Count a rank as having started a collective; complete the collective if the rank is the last one."""
         members = self._comms[task.comm]
         number = self._counts[operation.rank, task.comm]
         self._counts[operation.rank, task.comm] += 1
@@ -212,9 +213,9 @@ class TaskSimulation:
         if len(started) == len(members):
             size = task.nbytes * (len(members) if task.kind in BLOCK_OPERATIONS else 1)
             kind = ModelledTransfer(task.kind, len(members), size)
-            end_s = max(self._states[each.rank].clock_s for each in started) + self._network.predict_s(kind)
-            for each in self._entered.pop((task.comm, number)):
-                self._complete(each, end_s)
+            end_s = max(self._states[member.rank].clock_s for member in started) + self._network.predict_s(kind)
+            for member in self._entered.pop((task.comm, number)):
+                self._complete(member, end_s)
 
     def _complete(self, operation: _InFlight, end_s: float) -> None:
         """Set the time `end_s` at which an operation ends, and let its rank continue if it was blocked."""
@@ -224,12 +225,12 @@ class TaskSimulation:
             heapq.heappush(self._queue, (state.clock_s, operation.rank))
 
     def _end(self, rank: int, task: int) -> None:
-        """Count the task with index `task` of rank `rank` as ended, and make ready the tasks that needed its end."""
+        """Count the task with index `task` of rank `rank` as ended, and mark tasks that can start now as ready."""
         self._states[rank].ended += 1
         self._satisfy(rank, task, self._after_end)
 
     def _satisfy(self, rank: int, task: int, followers: Sequence[dict[int, list[int]]]) -> None:
-        """Note that the tasks that need a task have one need less, and make ready those without another need.
+        """Subtract 1 from the missing needs of the tasks that need `task`; mark tasks without missing needs as ready.
 
         Args:
             rank: the rank of the tasks.
@@ -251,7 +252,7 @@ class TaskSimulation:
 
 
 def _list_followers(needs: Sequence[tuple[int, ...]]) -> dict[int, list[int]]:
-    """Return, for each task that others need, the indices of these tasks; `needs` has the needed tasks of each task."""
+    """Return, for each needed task, the indices of the tasks that need it; `needs` has the needs of each task."""
     followers: dict[int, list[int]] = defaultdict(list)
     for task, own in enumerate(needs):
         for need in own:

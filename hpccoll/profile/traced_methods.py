@@ -1,8 +1,8 @@
-"""Lists the methods of mpi4py, torch.distributed and hpccoll whose calls are recorded, and where their arguments are.
+"""Lists the methods of mpi4py, torch.distributed and hpccoll whose calls are recorded, with their arguments.
 
-An argument is a position, which counts `self` as 0, and a name; the position `BY_NAME` stands for an argument that is
-given by name only. The file of names of a recording lists the methods in the order of `list_methods`, so that old
-recordings stay readable when methods are added.
+An argument is a position, which counts `self` as 0, and a name; the position `BY_NAME` stands for a keyword-only
+argument. Each recording contains the list of methods to which its calls refer, so that old recordings stay readable
+when methods are added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BY_NAME = 99
 
 
 class CallForm(IntEnum):
-    """How a method uses requests (none, starts one, waits for several); the numbers equal those of traced_call.c."""
+    """The ways in which a method uses requests, such as starting one; the numbers equal those of traced_call.c."""
 
     CALL = 0
     START = 1
@@ -42,8 +42,8 @@ class TracedMethod:
         name: the name of the method.
         operation: the operation that the method carries out, by hpccoll's name, such as `all_reduce`.
         form: how the method uses requests.
-        places: where the recorded arguments are in a call: position and name of `comm`, `buffer`, `peer` and others.
-        is_collective: whether all ranks of the communicator call it.
+        places: the recorded arguments, `comm`, `buffer`, `peer` and others, with the position and name of each.
+        is_collective: whether all ranks of the communicator call the method.
         counts_pickled: whether the bytes of objects are counted when mpi4py pickles them.
     """
 
@@ -62,12 +62,12 @@ class TracedMethod:
 
     @property
     def default_peer(self) -> int:
-        """The recorded peer of a call that does not name one: root 0 of a rooted collective, else NOT_GIVEN."""
+        """The recorded peer of a call that names no peer: root 0 of a rooted collective, else NOT_GIVEN."""
         return 0 if self.is_collective and "peer" in self.places else NOT_GIVEN
 
     @property
     def default_tag(self) -> int:
-        """The recorded tag of a call that does not name one: NOT_GIVEN (any tag) for receives of mpi4py, else 0."""
+        """The recorded tag of a call that names no tag: NOT_GIVEN (any tag) for receives of mpi4py, else 0."""
         return NOT_GIVEN if self.operation in ("recv", "probe") and self.owner == "Comm" else 0
 
 
@@ -234,7 +234,7 @@ def _list_torch() -> Iterable[TracedMethod]:
 
 
 def _list_functional() -> Iterable[TracedMethod]:
-    """Yield torch's functional collectives, with the arguments that functional.py gives them, and their wait."""
+    """Yield torch's functional collectives, with the arguments that functional.py gives them, and `wait_tensor`."""
     names = {
         "all_reduce": "all_reduce", "broadcast": "broadcast", "all_gather_single": "all_gather",
         "all_gather_tensor": "all_gather", "reduce_scatter_single": "reduce_scatter",

@@ -15,7 +15,10 @@ from hpccoll.records.record import Amount, Natural, Positive, Record, about
 
 
 class BarrierKey(NamedTuple):
-    """The fields by which `hpccoll barrier` recognizes a measurement in the file of an interrupted run, to skip it."""
+    """The identity of a measurement: engine, algorithm, arrival pattern and number of ranks.
+
+    `hpccoll barrier --resume` skips every measurement whose `BarrierKey` is in the records of the interrupted run.
+    """
 
     engine: str
     algorithm: str
@@ -24,7 +27,7 @@ class BarrierKey(NamedTuple):
 
 
 class BarrierRecord(Record, frozen=True, kw_only=True):
-    """Times of one barrier algorithm with one arrival pattern, over all timed rounds (`hpccoll barrier`)."""
+    """Statistics of all timed rounds of one barrier with one arrival pattern (`hpccoll barrier`)."""
 
     kind: ClassVar[str] = "barrier"
 
@@ -72,7 +75,7 @@ class BarrierRecord(Record, frozen=True, kw_only=True):
 
 
 class RankLateness(Struct, frozen=True):
-    """How much later than the other ranks one rank enters barriers, as evidence for or against a straggler."""
+    """How late one rank enters barriers, and how long it waits in them, compared with the other ranks."""
 
     rank: Natural
     node: Annotated[str, about("Host name of the rank's node.")]
@@ -84,7 +87,7 @@ class RankLateness(Struct, frozen=True):
 
 
 class NodeLateness(Struct, frozen=True):
-    """How much later than other ranks the ranks of one node enter barriers, as evidence for or against a slow node."""
+    """How late the ranks of one node enter barriers, and how long they wait in them, compared with other ranks."""
 
     node: str
     ranks: Positive
@@ -94,7 +97,7 @@ class NodeLateness(Struct, frozen=True):
 
 
 class BarrierCost(Struct, frozen=True):
-    """Time and exit skew of a barrier that all ranks enter together, and its effect on a timed all-reduce after it."""
+    """Time and exit skew of a barrier that all ranks enter together, and its effect on a later all-reduce's time."""
 
     engine: str
     algorithm: str

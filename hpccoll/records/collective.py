@@ -25,7 +25,10 @@ Staging: TypeAlias = Literal["direct", "pinned"] | None  # None: host memory
 
 
 class StopReason(StrEnum):
-    """Why the measurement of one case ended; a case is an operation, size, dtype, buffer, engine and algorithm."""
+    """Why the measurement of a case ended: its median converged, its time was spent, or its iterations were done.
+
+    A case is an operation, size, dtype, kind of buffer, engine and algorithm.
+    """
 
     CONVERGED = "converged"  # the interval of the median is tight enough
     BUDGET = "budget"  # the time budget of the case is spent
@@ -33,7 +36,7 @@ class StopReason(StrEnum):
 
 
 class StartMethod(StrEnum):
-    """How the ranks were made to start each timed iteration at the same time."""
+    """How the ranks start each timed iteration together: at a time of a global clock (window), or after a barrier."""
 
     WINDOW = "window"  # at a time of a global clock; rounds in which a rank was late are discarded
     BARRIER = "barrier"  # after a barrier, whose skew the samples contain
@@ -42,9 +45,9 @@ class StartMethod(StrEnum):
 class TimeSummary(Struct, frozen=True):
     """Minimum, maximum and percentiles of the times of a record's iterations, in microseconds.
 
-    p50_low and p50_high are the ends of the median's 95 % confidence interval. Below 6 iterations they are the smallest
-    and largest time, which enclose the median with probability 1 - 2**(1 - iterations). p95 and p99 are measured
-    times, not interpolated.
+    p50_low and p50_high are the ends of the median's 95 % confidence interval. Below 6 iterations, p50_low and p50_high
+    are the smallest and the largest time, which enclose the median with probability 1 - 2**(1 - iterations). p95 and
+    p99 are measured times, not interpolated; p99 is None below 100 iterations.
     """
 
     min: Amount
@@ -62,7 +65,11 @@ class TimeSummary(Struct, frozen=True):
 
 
 class CaseKey(NamedTuple):
-    """The fields by which `bench` skips a case that an interrupted run measured, and `compare` finds it in two runs."""
+    """The identity of a benchmark case: operation, engine, algorithm, kind of buffer, size, dtype, ranks and others.
+
+    `hpccoll bench --resume` skips every case whose `CaseKey` is in the records of the interrupted run, and `hpccoll
+    compare` compares two records if their keys are equal.
+    """
 
     op: str
     engine: str
@@ -85,7 +92,10 @@ class CaseKey(NamedTuple):
 
 
 class CollectiveCase(Record, frozen=True):
-    """The fields of a `CollectiveRecord` that are known before the measurement; never written to a file alone."""
+    """The fields of a `CollectiveRecord` that are known before the measurement, such as operation, size and engine.
+
+    Result files contain records of the subclass `CollectiveRecord`, never of this class.
+    """
 
     op: OperationName
     engine: str
@@ -139,7 +149,7 @@ class CollectiveRecord(CollectiveCase, frozen=True):
 
 
 class BenchSummaryRecord(Record, frozen=True, kw_only=True):
-    """The duration and peak memory of a run of `hpccoll bench`; the last record of the run."""
+    """The last record of a run of `hpccoll bench`: duration, peak memory, left-out sizes and load by other programs."""
 
     kind: ClassVar[str] = "bench_summary"
 

@@ -20,7 +20,7 @@ class Verdict(StrEnum):
 
 
 class GuidelineVerdict(StrEnum):
-    """Whether a guideline such as all_reduce <= reduce + broadcast holds for the measured times, or is violated."""
+    """Whether a guideline such as all_reduce <= reduce + broadcast holds, is violated, or neither has been shown."""
 
     HOLDS = "holds"
     VIOLATED = "violated"
@@ -41,7 +41,7 @@ class ComparedTimesRecord(Record, frozen=True):
 
 
 class ComparedRowRecord(ComparedTimesRecord, frozen=True, kw_only=True):
-    """One case (operation, size, dtype, engine, algorithm) that both A and B measured (`hpccoll compare A B`)."""
+    """The compared times of A and B in one case: operation, size, dtype, engine, algorithm (`hpccoll compare A B`)."""
 
     kind: ClassVar[str] = "compared_row"
 
@@ -77,7 +77,7 @@ class ComparedRowRecord(ComparedTimesRecord, frozen=True, kw_only=True):
 
 
 class ComparedOperationRecord(ComparedTimesRecord, frozen=True, kw_only=True):
-    """All compared cases of one operation together: the median of their ratios of times (`hpccoll compare A B`)."""
+    """The compared times of A and B in all cases of one operation: the median of the ratios (`hpccoll compare A B`)."""
 
     kind: ClassVar[str] = "compared_operation"
 
@@ -95,7 +95,7 @@ class ComparedOperationRecord(ComparedTimesRecord, frozen=True, kw_only=True):
 
 
 class GuidelineRecord(Record, frozen=True):
-    """A relation that an engine's times should satisfy at one size, such as all_reduce <= reduce + broadcast."""
+    """Whether an engine's times at one message size satisfy a relation such as all_reduce <= reduce + broadcast."""
 
     kind: ClassVar[str] = "guideline"
 
@@ -143,7 +143,7 @@ class CompareSummaryRecord(Record, frozen=True):
         tuple[str, ...], about("What other programs disturbed: operations, or the speed of the machine.")
     ]
     differences: Annotated[tuple[str, ...], about("Fields of machine, versions and ranks in which A and B differ.")]
-    stop: Annotated[StopCause, about("Whether all rounds were run.")]
+    stop: Annotated[StopCause, about("How the rounds ended: complete, interrupted or failed.")]
     doubts: Annotated[tuple[str, ...], about("Why the runs allow no verdict on operations, or else on rows.")] = ()
     rounds: Annotated[
         Positive | None, about("Rounds in turns that show a smaller change; null if none are asked for or too many.")

@@ -33,14 +33,14 @@ class RankState(Struct, frozen=True):
 
 
 class CallGroup(Struct, frozen=True):
-    """The ranks whose calls have the same operation and arguments."""
+    """A group of ranks that called one collective with the same operation and arguments, and this call."""
 
     ranks: Annotated[tuple[Natural, ...], about("Ranks in MPI.COMM_WORLD.")]
     call: Annotated[RecordedOperation, about("Their call.")]
 
 
 class FirstDisagreement(Struct, frozen=True):
-    """The first collective in which ranks made different calls."""
+    """The first collective in which ranks made different calls: the differing arguments, and each group of ranks."""
 
     communicator: Annotated[str, about("Name of the communicator, equal on all of its ranks.")]
     number: Annotated[Positive, about("Number of the collective on its communicator.")]

@@ -32,7 +32,7 @@ class EstimatedFlops(Struct, frozen=True):
 
 
 class TrafficEntry(Struct, frozen=True):
-    """Calls, bytes and seconds of one collective that one strategy, such as dp, needs per step; of the busiest rank."""
+    """Calls, bytes and seconds per step of one collective that one strategy, such as dp, needs on the busiest rank."""
 
     strategy: Annotated[str, about("dp, zero1, zero2, zero3, tp, sp, pp, cp, ep or copies.")]
     collective: Annotated[str, about("Name of the operation.")]

@@ -72,7 +72,7 @@ DEFINITIONS: dict[str, type[Record]] = {
 
 
 def make_json_schema() -> Schema:
-    """Return the JSON Schema that every line of a result file satisfies."""
+    """Return the JSON Schema, as a dict, that every line of a result file satisfies."""
     _, components = msgspec.json.schema_components(DEFINITIONS.values())
     definitions = {name: _inline(components[record.__name__], components) for name, record in DEFINITIONS.items()}
     return {
@@ -91,9 +91,9 @@ def make_json_schema() -> Schema:
 
 
 def _make_rule(name: str, definition: Schema) -> Schema:
-    """Return a JSON Schema if/then rule: a line with the `kind` of definition `name` must satisfy this definition.
+    """Return a JSON Schema if/then rule: a line with the `kind` of the definition `name` must satisfy that definition.
 
-    For definitions with a constant field `command`, the rule also requires this command of the line.
+    For definitions with a constant field `command`, the rule also requires that the line has this command.
     """
     selected = {"kind": {"const": DEFINITIONS[name].kind}}
     command = definition["properties"].get("command", {})
@@ -103,15 +103,14 @@ def _make_rule(name: str, definition: Schema) -> Schema:
 
 
 def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
-    """Return a schema of msgspec with references to `components` replaced by their content, and with less clutter.
+    """Return a schema of msgspec, simplified, with references to `components` replaced by their content.
 
     Titles and defaults are removed, and a union of a type with null becomes `{"type": [TYPE, "null"]}`.
     """
     if "$ref" in schema:
         definition = components[schema["$ref"].rpartition("/")[2]]
-        if "enum" in definition and "description" in schema:  # keep the description of the field in this record
-            definition = definition | {"description": schema["description"]}
-        return _inline(definition, components)
+        described = {key: schema[key] for key in ("description",) if key in schema}  # of the field in this record
+        return _inline(definition | described, components)
     plain = {key: value for key, value in schema.items() if key not in ("title", "default", "anyOf")}
     if "anyOf" in schema:
         (value, _) = schema["anyOf"]  # the second type is null, because the only unions in records are with null
@@ -135,7 +134,7 @@ def _inline(schema: Schema, components: dict[str, Schema]) -> Schema:
 
 
 def _describe(name: str, field: Schema) -> Schema:
-    """Return a field's schema; if it has no description, add that of `COMMON_FIELDS` for the field's name, if any."""
+    """Return a field's schema; a missing description is taken from `COMMON_FIELDS`, if the field is there."""
     if "description" in field or name not in COMMON_FIELDS:
         return field
     return field | {"description": COMMON_FIELDS[name]}

@@ -106,7 +106,7 @@ class FindingRecord(Record, frozen=True):
 
 
 class LabShapeEntry(Struct, frozen=True):
-    """The configuration with which a lab, a SLURM cluster on one machine, was started (`hpccoll lab start`)."""
+    """The configuration with which a lab, a SLURM cluster on one machine, was started (`hpccoll lab up`)."""
 
     nodes: Positive
     cpus: Positive

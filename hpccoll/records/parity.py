@@ -1,4 +1,4 @@
-"""Records of `hpccoll parity`: kind `parity`, one per tensor and mesh, and `parity_summary`, the last per mesh."""
+"""Records of `hpccoll parity`: kind `parity`, one per tensor and mesh, and `parity_summary`, one per mesh."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ParityRecord(Record, frozen=True):
 
 
 class ParitySummaryRecord(Record, frozen=True):
-    """Whether training on a mesh of ranks gives the tensors of one process, and the first that differs, if any."""
+    """Whether training on a mesh of ranks gives the same tensors as one process, and the first that differs, if any."""
 
     kind: ClassVar[str] = "parity_summary"
 

@@ -1,10 +1,11 @@
 """Records of `hpccoll profile RECORDING`: kinds `profile`, `profile_finding`, `profile_site` and `profile_prediction`.
 
-Times are seconds of the recorded run. A share is a part of its run time, from 0 to 1.
+Times are in seconds. A share is a fraction of the recorded job's run time, from 0 to 1.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Struct
@@ -49,15 +50,18 @@ class ProfileSite(Struct, frozen=True):
     """A line of the profiled program that calls a communication operation."""
 
     file: Annotated[str, about("Path of the file.")]
-    line: Annotated[Natural, about("Number of the line, from 1.")]
+    line: Annotated[Natural, about("Number of the line, from 1; 0 for a trace of another tool, without lines.")]
     function: Annotated[str, about("Qualified name of the function.")]
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}" if self.line else Path(self.file).name
 
 
 class ProfileFindingRecord(Record, frozen=True, kw_only=True):
     """One cause of lost time and the seconds that its removal would save (`hpccoll profile RECORDING`).
 
-    The records of a job are in descending order of the time saved, without causes that cost less than 1 % of the run
-    time.
+    The records of one job are sorted by the saved seconds, the largest first. A cause that costs less than 1 % of the
+    run time has no record.
     """
 
     kind: ClassVar[str] = "profile_finding"
@@ -103,7 +107,7 @@ class ProfileFindingRecord(Record, frozen=True, kw_only=True):
 class ProfileSiteRecord(Record, frozen=True, kw_only=True):
     """The calls of one operation from one line of the recorded program, and their time (`hpccoll profile RECORDING`).
 
-    The records of a job are in descending order of the time spent in the calls.
+    The records of one job are sorted by the time spent in the calls, the longest first.
     """
 
     kind: ClassVar[str] = "profile_site"

@@ -26,7 +26,7 @@ def about(description: str) -> Meta:
 class Record(Struct, frozen=True):
     """Base class of all records. A record is one line of a result file: a JSON object with `schema`, `kind` and fields.
 
-    Each subclass sets `kind`, which names it in files, and declares its fields.
+    Each subclass of `Record` declares its fields and sets `kind`, the name of the subclass in files.
     """
 
     kind: ClassVar[str]
@@ -57,7 +57,7 @@ class Record(Struct, frozen=True):
 
 
 def explain_validation_error(error: msgspec.ValidationError, line: Mapping[str, Any]) -> str:
-    """Return an error message with the path of the wrong field, its value in `line`, and msgspec's reason."""
+    """Return an error message with the wrong field's path (if known), its value in `line`, and msgspec's reason."""
     reason, _, path = str(error).partition(" - at `$.")
     path = path.rstrip("`")
     value: Any = line

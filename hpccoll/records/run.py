@@ -30,7 +30,7 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def make(cls, versions: Mapping[str, str | None]) -> Versions:
-        """Return the versions of a mapping from package names; packages that it lacks have None.
+        """Return `versions`, a mapping from package names to versions, as an object; missing packages have None.
 
         Raises UsageError if the mapping names a package that is no field of this class.
         """

@@ -73,8 +73,8 @@ class TrainStepRecord(MeshRecord, frozen=True, kw_only=True):
 class TrainRecoveryRecord(MeshRecord, frozen=True, kw_only=True):
     """The death of ranks in a run of `hpccoll train --survive`, and the mesh of the ranks that continue.
 
-    The records after this one belong to the training steps after step number `steps`; a step that the death interrupted
-    is repeated.
+    The records after a recovery record belong to the training steps after step number `steps`. If the death of a rank
+    interrupted a step, the step is repeated.
     """
 
     kind: ClassVar[str] = "train_recovery"
@@ -135,9 +135,10 @@ class TrainSummaryRecord(MeshRecord, frozen=True, kw_only=True):
 
 
 class AccountEntry(Struct, frozen=True):
-    """One quantity of a training step, such as its seconds or its peak memory: measured and predicted values.
+    """The measured and predicted values of one quantity of a training step, such as its seconds or its peak memory.
 
-    `quantity` names the unit: `bytes`, `s` (seconds), or `share` (a fraction of the step, like `bubble`).
+    The name `quantity` ends with the unit: `bytes`, `s` (seconds), or `share` (a fraction of the step). The quantity
+    `bubble` is a fraction of the step, too.
     """
 
     quantity: Annotated[str, about("Such as `all_reduce bytes`, `exposed share` or `peak bytes`.")]

@@ -1,4 +1,4 @@
-"""The account of training on meshes as a picture: bytes sent, shares and peak memory, three bars per strategy."""
+"""A picture of measured and predicted costs of training on meshes: bytes sent, shares of the time, peak memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 COLOURS = {"measured": "#0072B2", "simulated": "#D55E00", "estimated": "#009E73"}  # Okabe and Ito
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "hpccoll", "font.size": 9, "font.family": "sans-serif"}
-SVG_METADATA = {"Date": None, "Creator": None}  # without them, equal records give identical files
+SVG_METADATA = {"Date": None, "Creator": None}  # without date and creator, equal records give identical files
 PANELS = ("sent MB", "communication share", "exposed share", "bubble", "peak MB")
 
 
@@ -62,7 +62,7 @@ def draw_account(records: Sequence[TrainAccountRecord]) -> Figure:
 
 
 def _get_value(record: TrainAccountRecord, panel: str, origin: str) -> float:
-    """Return the height of a bar: megabytes sent by all collectives, a share of the step, or peak memory in megabytes.
+    """Return the height of a bar: MB sent by all collectives, a share of the step (0 if not measured), or peak MB.
 
     Args:
         record: the quantities of one strategy.

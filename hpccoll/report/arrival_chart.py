@@ -1,7 +1,8 @@
-"""Charts of ranks over time as SVG elements: when each rank entered a barrier and left it.
+"""Charts, as SVG elements, of the times at which each rank enters and leaves a barrier.
 
-A bar goes from the entry to the exit of a rank, so its length is the rank's wait. A vertical line marks the last entry,
-and a shaded range goes from the first exit to the last exit, the exit skew. Colors are those of the page's style sheet.
+A bar begins when a rank enters the barrier and ends when the rank leaves, so its length is the rank's wait. A vertical
+line marks the last entry, and a shaded range goes from the first exit to the last exit, the exit skew. Colors are those
+of the page's style sheet.
 """
 
 from __future__ import annotations

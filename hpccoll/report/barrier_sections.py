@@ -25,10 +25,10 @@ _INTRO = (
 
 
 def build_barrier_sections(results: Results) -> list[PageSection]:
-    """Return a page section per run of `hpccoll barrier`, and one on times over ranks if runs differ in ranks."""
+    """Return a page section per run of `hpccoll barrier`, and one on times by rank count if the counts differ."""
     rows = {run.number: (run, [row for other, row in results.barriers if other == run]) for run, _ in results.barriers}
     summaries = {run.number: summary for run, summary in results.barrier_summaries}
-    sections = [_build_section(run, found, summaries.get(number)) for number, (run, found) in rows.items()]
+    sections = [_build_section(run, members, summaries.get(number)) for number, (run, members) in rows.items()]
     counts = {row.ranks for _, row in results.barriers}
     even = [row for _, row in results.barriers if row.pattern == NO_SKEW]
     return [*sections, *([_build_scaling_section(even)] if len(counts) > 1 else [])]
@@ -80,7 +80,7 @@ def _make_cost_table(even: Sequence[BarrierRecord], summary: BarrierSummaryRecor
     """Return a table of each barrier's cost: time, exit skew, absorbed delay and effect on a later all-reduce.
 
     Args:
-        even: the measurements in which all ranks enter together, the fastest first.
+        even: the measurements in which all ranks enter the barrier together, the fastest first.
         summary: the last record of the run; None if the run was cut short, which leaves columns empty.
     """
     costs = {} if summary is None else {f"{cost.engine}/{cost.algorithm}": cost for cost in summary.barriers}
@@ -103,7 +103,7 @@ def _make_cost_table(even: Sequence[BarrierRecord], summary: BarrierSummaryRecor
 
 
 def _make_lateness_table(summary: BarrierSummaryRecord) -> PageTable:
-    """Return a table of how late each rank enters barriers and how little it waits in them, the latest rank first."""
+    """Return a table of the _MAX_RANK_ROWS latest ranks: how late they enter barriers, how little they wait there."""
     columns = ("rank", "node", "last in", "late by", "waits", "waits less by")
     ordered = sorted(summary.lateness, key=lambda late: -late.excess_us)[:_MAX_RANK_ROWS]
     lines = tuple(
@@ -119,9 +119,9 @@ def _make_lateness_table(summary: BarrierSummaryRecord) -> PageTable:
 
 
 def _build_scaling_section(even: Sequence[BarrierRecord]) -> PageSection:
-    """Return a page section with charts of each barrier's time and exit skew over the number of ranks.
+    """Return a page section with charts of each barrier's time and exit skew against the number of ranks.
 
-    `even` has the measurements of all runs in which all ranks enter together.
+    `even` has, from all runs, the measurements in which all ranks enter the barrier together.
     """
     names = list(dict.fromkeys(row.name for row in even))
     styles = {
@@ -150,9 +150,9 @@ def _build_scaling_section(even: Sequence[BarrierRecord]) -> PageSection:
 
 
 def _make_points(even: Sequence[BarrierRecord], name: str, *, is_exit_skew: bool) -> tuple[ChartPoint, ...]:
-    """Return the median times, or exit skews, of the barrier `name` over the number of ranks, in microseconds.
+    """Return points for a chart: the median times, or exit skews, in us of the barrier `name` by number of ranks.
 
-    If several runs have the same number of ranks, the last one counts.
+    If several runs have the same number of ranks, the last run counts.
     """
     times = {row.ranks: row.exit_skew_us if is_exit_skew else row.completion_us for row in even if row.name == name}
     return tuple(ChartPoint(ranks, us.p50, us.p50_low, us.p50_high) for ranks, us in sorted(times.items()))

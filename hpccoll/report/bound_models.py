@@ -1,10 +1,11 @@
 """Lower bounds on the time of an operation, from the measured limit of a run or from a machine model.
 
-For messages from 1 MiB on, the bound is that of the limit that `hpccoll bench` measured, as in its verdict. For shorter
-messages, it is that of a machine model fitted per job (predict/fit.py): alpha, beta and gamma such that simulated times
-are closest to the measured times. A bound from a fitted model compares an operation with the best performance seen on
-this machine, not with the hardware's data sheet. A model or network of --machine replaces both. A bound in a result
-record takes precedence.
+For messages from 1 MiB on, the bound comes from the hardware limit that `hpccoll bench` measured (the speed of copies
+or of exchanges between nodes), like the bound in the verdict of that command. For shorter messages, the bound comes
+from a machine model fitted per job (predict/fit.py), whose simulated times are closest to the measured times. A bound
+from a fitted model compares an operation with the best performance seen on this machine, not with the hardware's data
+sheet. A model or network of --machine replaces the measured limit and the fitted model. A bound in a result record
+takes precedence over all other bounds.
 
 The bounds assume message passing. Ranks that access shared memory directly may be faster than the bound.
 """
@@ -28,33 +29,29 @@ from hpccoll.report.number_format import format_bytes_per_s, format_seconds
 from hpccoll.selection import BufferKind
 from hpccoll.synthesis import Network, Optimum, make_machine_network
 from hpccoll.synthesis.machine_network import MOST_RANKS
+from hpccoll.synthesis.optimum import describe_speed
 from hpccoll.units import format_size
 
 JobSize: TypeAlias = tuple[int, int]  # ranks, nodes
 _MAX_FIT_COST = 1000  # limit of _estimate_fit_cost for the fits of all jobs together: about 5 s
 _MIN_JOB_COST, _MAX_JOB_SIZES = 300, 8  # fit cost that every job may have; most message sizes to fit per job
 _MANY_RANKS = 256  # simulating a round takes twice as long with this many ranks as with few
-_LEAST_SHOWN_S = 1e-9  # a fitted cost of a call below a nanosecond is none
+_LEAST_SHOWN_S = 1e-9  # a shorter fitted time per call is not shown
 _DIRECT_ROUNDS = 2  # in a plan with at most this many rounds, every rank may send to all others
 
 
 @dataclass(frozen=True, slots=True)
 class JobModel:
-    """The machine model (latencies, bandwidths) from which a report computes lower bounds on the times of one job.
+    """The machine model (latencies, bandwidths) from which a report computes lower bounds on the times of one job."""
 
-    Args:
-        machine: the machine model.
-        source: the name of the model, or the number of measurements that it was fitted to.
-        error: a fitted model's median relative error at message sizes that the fit left out; None for a named model.
-    """
-
-    machine: Machine
-    source: str
+    machine: Machine  # the machine model
+    source: str  # the name of the model, or a phrase such as `fitted to 40 rows of this job`
+    # A fitted model's median relative error at message sizes that the fit left out; None for a named model
     error: float | None = None
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
-        """Names and formatted values of the model's parameters, to print."""
+        """The parameters of the model for printing, as pairs of a name and a formatted value."""
         within, between = self.machine.within, self.machine.between
         links = _describe_link("within a node", within)
         if between != within:
@@ -66,18 +63,13 @@ class JobModel:
 
 @dataclass(frozen=True, slots=True)
 class BoundModels:
-    """The sources of lower bounds on times, by job size (ranks, nodes).
+    """The sources of lower bounds on times, by job size (ranks, nodes)."""
 
-    Args:
-        by_job: the machine model of each job.
-        missing: a message for each job for which no machine model could be fitted.
-        limits: the fastest measured copy within a node, or exchange between nodes, of each job.
-        networks: the network of each job's nodes, if a machine was named.
-    """
-
-    by_job: Mapping[JobSize, JobModel] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()
+    by_job: Mapping[JobSize, JobModel] = field(default_factory=dict)  # the machine model of each job
+    missing: tuple[str, ...] = ()  # a message for each job for which no machine model could be fitted
+    # The fastest measured copy within a node, or exchange between nodes, of each job
     limits: Mapping[JobSize, HardwareLimit] = field(default_factory=dict)
+    # The network of each job's nodes, if the user gave --machine
     networks: Mapping[JobSize, Network] = field(default_factory=dict)
 
     def compute_bound_s(self, record: CollectiveRecord) -> float | None:
@@ -96,31 +88,36 @@ class BoundModels:
         return bounds.seconds or None
 
     def find_optimum(self, record: CollectiveRecord) -> Optimum | None:
-        """Return the best possible time of the record's collective on the job's network; None for unknown networks."""
+        """Return the least time per byte, without latency, that the record's collective needs on the job's network.
+
+        The result is None if the network or the bound is unknown.
+        """
         network = self.networks.get((record.ranks, record.nodes))
         return None if network is None else find_network_optimum(record, network)
 
     def describe_share(self, record: CollectiveRecord) -> str:
-        """Return in words which percentage of its network's optimum a record reaches; empty for unknown networks."""
+        """Return a phrase: the speed of the record as a percentage of the speed that the network allows, and the limit.
+
+        The result is empty if the network or the bound is unknown.
+        """
         if record.bound_us and record.binding:
-            share = 100 * record.bound_us / record.time_us.p50
-            return f"{share:.3g} % of the lower bound of this network, set by {record.binding}"
+            return describe_speed(record.bound_us, record.time_us.p50, "lower bound", record.binding)
         optimum = self.find_optimum(record) if record.bound_us is None and record.nbytes else None
         return "" if optimum is None else optimum.describe_share(record.time_us.p50 * 1e-6, record.nbytes)
 
 
 def use_named_machine(jobs: Iterable[JobSize], machine: Machine) -> BoundModels:
-    """Return the bounds by the machine model `machine` for each job, with the job's number of ranks per node."""
+    """Return the `BoundModels` in which each job has the machine model `machine`, with the job's ranks per node."""
     per_node = {(ranks, nodes): -(-ranks // nodes) for ranks, nodes in jobs}
     models = {job: JobModel(machine.with_ranks_per_node(n), machine.name) for job, n in per_node.items()}
     small = {job: model.machine for job, model in models.items() if job[0] <= MOST_RANKS}
-    return BoundModels(models, networks={job: make_machine_network(each, job[0]) for job, each in small.items()})
+    return BoundModels(models, networks={job: make_machine_network(model, job[0]) for job, model in small.items()})
 
 
 def fit_machines(
     jobs: Iterable[JobSize], rows: Sequence[MeasuredRow], advance: Callable[[str], None] = lambda _: None
 ) -> BoundModels:
-    """Fit a machine model to the measurements of each job, and return the models. Takes a few seconds.
+    """Fit a machine model to the measurements of each job, and return the `BoundModels`. Takes a few seconds.
 
     Args:
         jobs: the ranks and nodes of each job.
@@ -192,7 +189,7 @@ def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[Me
 
     Args:
         rows: the measurements of one job.
-        max_cost: limit of the total cost, in the unit of `_estimate_fit_cost`; one algorithm is always selected.
+        max_cost: limit of the total cost, in the unit of `_estimate_fit_cost`; at least one algorithm is selected.
     """
     sizes = sorted({row.nbytes for row in rows})
     sizes = [*thin_values(sizes, _MAX_JOB_SIZES), sizes[-1]] if sizes else []
@@ -211,9 +208,9 @@ def _select_rows_to_fit(rows: Sequence[MeasuredRow], max_cost: float) -> list[Me
 
 
 def _estimate_fit_cost(rows: Sequence[MeasuredRow]) -> float:
-    """Return the estimated cost of simulating an algorithm's measurements, in rounds of a simulation of few ranks.
+    """Return the estimated cost of simulating an algorithm's measurements, in simulated rounds of a few ranks.
 
-    If every rank sends to all p - 1 others in one round, simulating the round costs as much as p ordinary rounds.
+    If each of p ranks sends to all p - 1 others in one round, simulating the round costs as much as p ordinary rounds.
     """
     ranks = rows[0].plan.ranks
     steps = [row.plan.cost.steps if row.plan.cost else ranks for row in rows]

@@ -9,13 +9,7 @@ from hpccoll.records import CallGroup, CrashRecord, FirstDisagreement, RankState
 
 
 def make_crash_record(job: JobEvidence, analysis: CrashAnalysis, problems: Sequence[str]) -> CrashRecord:
-    """Return the record of why a job hung or crashed, to write with `--json`.
-
-    Args:
-        job: the contents of the ranks' recordings.
-        analysis: the cause that the recordings show.
-        problems: files that could not be read or belong to other jobs.
-    """
+    """Return the record of why a job hung or crashed, to write with `--json`."""
     return CrashRecord(
         ranks=job.size,
         missing=job.missing,
@@ -26,7 +20,7 @@ def make_crash_record(job: JobEvidence, analysis: CrashAnalysis, problems: Seque
         arrived=analysis.arrived,
         absent=analysis.absent,
         disagreement=None if analysis.disagreement is None else _describe_disagreement(analysis.disagreement),
-        states=tuple(_describe_rank(job, each) for _, each in sorted(job.ranks.items())),
+        states=tuple(_describe_rank(job, evidence) for _, evidence in sorted(job.ranks.items())),
         problems=tuple(problems),
     )
 
@@ -37,10 +31,10 @@ def _describe_call(call: CallRecord) -> RecordedOperation:
     return RecordedOperation(call.communicator, call.number, call.operation, arguments, call.ended is not None)
 
 
-def _describe_disagreement(found: Disagreement) -> FirstDisagreement:
+def _describe_disagreement(disagreement: Disagreement) -> FirstDisagreement:
     """Return the ranks' first differing calls in the form of a `crash` record."""
-    groups = tuple(CallGroup(ranks, _describe_call(call)) for ranks, call in found.groups)
-    return FirstDisagreement(found.communicator, found.number, found.differing, groups)
+    groups = tuple(CallGroup(ranks, _describe_call(call)) for ranks, call in disagreement.groups)
+    return FirstDisagreement(disagreement.communicator, disagreement.number, disagreement.differing, groups)
 
 
 def _describe_rank(job: JobEvidence, own: RankEvidence) -> RankState:

@@ -1,7 +1,7 @@
 """Groups measurements into the cases that are drawn and compared together: those of one operation and job size.
 
-If the runs used several MPI libraries, each library has its own implementations. If a case was measured several times,
-the last measurement is drawn, and findings/noise.py compares the repetitions.
+If the runs used several MPI libraries, the same algorithm over two libraries counts as two implementations. If a case
+was measured several times, the last measurement is drawn, and findings/noise.py compares the repetitions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hpccoll.report.load import RunMeasurement
 class CurveGroup:
     """The measurements of one operation on one job size, in place or out of place, which are drawn in one chart.
 
-    Each implementation (engine and algorithm) has a curve of times over message sizes. `cases` has one element per
-    message size, in ascending order, with the records of all implementations.
+    Each implementation (engine and algorithm) has a curve of times against the message size. `cases` has one element
+    per message size, in ascending order, with the records of all implementations.
     """
 
     cases: tuple[MeasuredCase, ...]
@@ -40,7 +40,7 @@ class CurveGroup:
 
     @property
     def place(self) -> str:
-        """Whether results overwrite the inputs, as `in-place` or `out-of-place`."""
+        """The string `in-place` if results overwrite the inputs, else `out-of-place`."""
         return PLACES[self.cases[0].in_place]
 
     @property
@@ -59,9 +59,10 @@ class CurveGroup:
 
 
 def group_curves(rows: Iterable[RunMeasurement]) -> list[CurveGroup]:
-    """Group measurements by operation, type, memory and job size, so that each group can be drawn in one chart.
+    """Return the measurements grouped by operation, type, memory, job size and place: one group per chart.
 
-    Groups are in order of their first measurement, but in-place groups come before out-of-place groups.
+    Groups are in the order in which their operation, type, memory and job size first appear in `rows`. Of two groups
+    that differ only in whether results overwrite inputs, the in-place group comes first.
     """
     kept = list(rows)
     has_several_libraries = len({row.run.mpi for row in kept}) > 1
@@ -79,7 +80,7 @@ def get_time_interval_s(record: CollectiveRecord) -> tuple[float, float, float]:
 
 
 def compute_busbw_interval(record: CollectiveRecord) -> tuple[float, float, float]:
-    """Return the bus bandwidth at the median time and both ends of its confidence interval, in bytes/s."""
+    """Return the bus bandwidth at the median time, and the low and high end of its confidence interval, in bytes/s."""
     op, row = find_timed_operation(record.op), record
     middle, high, low = (compute_busbw(op, row.nbytes, time, row.ranks) * 1e9 for time in get_time_interval_s(record))
     return middle, low, high

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpccoll.report.load import RecordedRun
 from hpccoll.report.number_format import format_seconds
-from hpccoll.units import format_size
+from hpccoll.units import format_list, format_size
 
 _MAX_HOSTS = 12
 MISSING = "-"
@@ -73,8 +73,7 @@ def _format_field(record: Mapping[str, Any], key: str) -> str:
 def _format_hosts(run: RecordedRun) -> str:
     """Return the hosts with their numbers of ranks, such as `node1 (2), node2 (2)`."""
     hosts = [f"{host} ({ranks})" for host, ranks in Counter(run.hosts).items()]
-    more = len(hosts) - _MAX_HOSTS
-    return ", ".join(hosts[:_MAX_HOSTS]) + (f" and {more} more" if more > 0 else "") or MISSING
+    return format_list(hosts, _MAX_HOSTS) or MISSING
 
 
 def _format_cores(run: RecordedRun) -> str:

@@ -12,10 +12,10 @@ _FAULT_AREAS = ("link", "node")  # areas of the preflight's findings
 
 
 def choose_headline(findings: Sequence[Finding], groups: Sequence[CurveGroup]) -> str:
-    """Return the title of a report: its most important result in one sentence, or an empty string without any.
+    """Return the title of a report: its most important result in one sentence, or an empty string without results.
 
-    A finding of severity `problem` takes precedence. Otherwise the title names a slow link or node and the fastest
-    implementation; without these, it is the first finding. `findings` begin with the most severe one.
+    `findings` begin with the most severe one. A first finding of severity `problem` is the title. Otherwise the title
+    names a slow link or node and the fastest implementation or, if neither is known, repeats the first finding.
     """
     if findings and findings[0].severity is Severity.PROBLEM:
         return findings[0].found

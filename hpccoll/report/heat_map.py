@@ -40,30 +40,22 @@ _COLOR_STOPS = (
 
 @dataclass(frozen=True, slots=True)
 class HeatMapCell:
-    """A cell of a heat map: the value from one node to another.
+    """A cell of a heat map: the value of the link from one node to another."""
 
-    Args:
-        row: index of the sending node.
-        column: index of the receiving node.
-        value: the value, such as a bandwidth; None if unknown.
-        name: the first part of the tooltip, such as `node1 to node2`.
-        details: the second part of the tooltip.
-        is_broken: whether the link could not be measured, which a hatched cell shows.
-    """
-
-    row: int
-    column: int
-    value: float | None
-    name: str
-    details: str
-    is_broken: bool
+    row: int  # index of the sending node
+    column: int  # index of the receiving node
+    value: float | None  # the value, such as a bandwidth; None if unknown
+    name: str  # the first part of the tooltip, such as `node1 to node2`
+    details: str  # the second part of the tooltip
+    is_broken: bool  # whether the link could not be measured, which a hatched cell shows
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
     """A matrix of values, such as bandwidths, from the nodes of its rows to the nodes of its columns.
 
-    `names` are the nodes' names. Cells of pairs without a measurement may be missing.
+    `names` are the nodes' names. Cells of pairs without a measurement may be missing. `higher_is_better` is True for
+    bandwidths and False for latencies, which determines the colors.
     """
 
     element_id: str  # unique on the page
@@ -77,7 +69,7 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True)
 class _HeatMapLayout:
-    """The matrix's left and top position and the width of a cell, in pixels, and the best quartile of the values."""
+    """The matrix's left and top position and the width of a cell, in pixels, and the reference value of the colors."""
 
     left: float
     top: float
@@ -140,7 +132,7 @@ def _choose_color(heat: HeatMap, layout: _HeatMapLayout, value: float) -> tuple[
 
 
 def _render_shapes(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
-    """Return one <rect> per cell, including the diagonal and cells without a value."""
+    """Return SVG elements: a hatch pattern, then a <rect> per cell, including the diagonal and cells without value."""
     attributes = 'width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"'
     parts = [
         f'<pattern id="{heat.element_id}-x" {attributes}>'
@@ -187,7 +179,7 @@ def _render_cell(heat: HeatMap, cell: HeatMapCell, layout: _HeatMapLayout) -> st
 
 
 def _render_pixels(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
-    """Return the matrix as an embedded PNG with one pixel per cell."""
+    """Return the matrix as a list of one SVG <image>, an embedded PNG with one pixel per cell."""
     from PIL import Image
 
     count = len(heat.names)
@@ -204,7 +196,7 @@ def _render_pixels(heat: HeatMap, layout: _HeatMapLayout) -> list[str]:
 
 
 def _render_color_legend(heat: HeatMap, layout: _HeatMapLayout, y: float) -> list[str]:
-    """Return the color legend at height `y`, with values at every second color."""
+    """Return the color legend, with values at every second color, as SVG elements at the vertical position `y`."""
     width = (_WIDTH - layout.left - 4) / len(_COLOR_STOPS)
     parts = []
     for index, (ratio, (red, green, blue)) in enumerate(_COLOR_STOPS):

@@ -2,7 +2,7 @@
 
 A band and whiskers show the 95 % intervals of each line. Every marker has its values as a <title>, which browsers show
 without script. Each part of a line has two shapes, one for a logarithmic and one for a linear vertical axis. One shape
-is displayed, the other is stored in its attribute `data-alt`, and the page's script can swap the two.
+is displayed and has the other in its attribute `data-alt`, and the page's script can swap the two.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """A chart of several lines; later lines are drawn above earlier ones."""
+    """A chart of several lines, with its axes and captions; lines that come later in `lines` are drawn above others."""
 
     element_id: str  # unique on the page
     title: str

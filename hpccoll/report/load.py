@@ -1,8 +1,9 @@
 """Reads the runs, measurements, barriers, preflight records and doctor's findings in result files, for a report.
 
-The file of a resumed run has several `run` records. A record of any other kind belongs to the last `run` record before
-it in the same file. If the user names a directory, all `*.jsonl` files below it are read. A file that hpccoll did not
-write is an error if the user named the file, but is skipped and listed if the user named its directory.
+The file of a resumed run has several `run` records. A record of a kind other than `run` belongs to the last `run`
+record that precedes it in the same file. If the user names a directory, all `*.jsonl` files below the directory are
+read. A file that hpccoll did not write is an error if the user named the file, but is skipped and listed if the user
+named its directory.
 """
 
 from __future__ import annotations
@@ -24,17 +25,11 @@ PREFLIGHT = ("preflight_pair", "preflight_node", "preflight_summary")
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One run of a command in a result file.
+    """One run of a command in a result file."""
 
-    Args:
-        number: the run's number among the runs of all files, from 1.
-        file: path of the result file.
-        record: the run's record of kind `run`; empty if the file has none.
-    """
-
-    number: int
-    file: str
-    record: Mapping[str, Any]
+    number: int  # the run's number among the runs of all files, from 1
+    file: str  # path of the result file
+    record: Mapping[str, Any]  # the run's record of kind `run`; empty if the file has none
 
     @property
     def versions(self) -> Mapping[str, Any]:
@@ -83,34 +78,28 @@ class RunMeasurement:
 
 @dataclass(slots=True)
 class Results:
-    """The records of all result files that a report shows, by kind.
+    """The records of all result files that a report shows, by kind."""
 
-    Args:
-        files: paths of the files that were read.
-        runs: the runs in the files.
-        rows: measurements of `hpccoll bench` and `hpccoll tune`, each with its run.
-        barriers: measurements of `hpccoll barrier`, each with its run.
-        barrier_summaries: last records of `hpccoll barrier`, each with its run.
-        preflight: records of `hpccoll preflight` as dictionaries, each with its run.
-        doctor_findings: records of kind `finding` as dictionaries, each with its run.
-        train_steps: records of steps of `hpccoll train`, each with its run.
-        accounts: records of `hpccoll train --account`, each with its run.
-        torn: paths of files whose last line is incomplete.
-        foreign: for each file that was skipped because hpccoll did not write it, the path and the reason.
-        others: the number of records of each kind that a report does not show.
-    """
-
-    files: list[str] = field(default_factory=list)
-    runs: list[RecordedRun] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)  # paths of the files that were read
+    runs: list[RecordedRun] = field(default_factory=list)  # the runs in the files
+    # Measurements of `hpccoll bench` and `hpccoll tune`, each with its run
     rows: list[RunMeasurement] = field(default_factory=list)
+    # Measurements of `hpccoll barrier`, each with its run
     barriers: list[tuple[RecordedRun, BarrierRecord]] = field(default_factory=list)
+    # Last records of `hpccoll barrier`, each with its run
     barrier_summaries: list[tuple[RecordedRun, BarrierSummaryRecord]] = field(default_factory=list)
+    # Records of `hpccoll preflight` as dictionaries, each with its run
     preflight: list[tuple[RecordedRun, Mapping[str, Any]]] = field(default_factory=list)
+    # Records of kind `finding` as dictionaries, each with its run
     doctor_findings: list[tuple[RecordedRun, Mapping[str, Any]]] = field(default_factory=list)
+    # Records of steps of `hpccoll train`, each with its run
     train_steps: list[tuple[RecordedRun, TrainStepRecord]] = field(default_factory=list)
+    # Records of `hpccoll train --account`, each with its run
     accounts: list[tuple[RecordedRun, TrainAccountRecord]] = field(default_factory=list)
-    torn: list[str] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)  # paths of files whose last line is incomplete
+    # For each file that was skipped because hpccoll did not write it, the path and the reason
     foreign: list[str] = field(default_factory=list)
+    # The number of records of each kind that a report does not show
     others: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -129,7 +118,7 @@ class Results:
 
         A file that hpccoll did not write is added to `foreign`, or raises UsageError if the user named it (`named`).
         """
-        if str(path) in self.files:  # named twice, or below a named directory
+        if str(path) in self.files:  # the user named the file twice, or also its directory
             return
         try:
             contents = read_records(path, OPTION)

@@ -24,7 +24,7 @@ class LinkDirection:
     """Bandwidth and latency from node `source` to node `destination`, as `hpccoll preflight` measured them.
 
     If the link could not be measured, `broken` is the reason, and bandwidth and latency are None. `nbytes` is the size
-    of the long message.
+    of the message by which the bandwidth was measured.
     """
 
     source: str
@@ -45,13 +45,13 @@ def _build_section(results: Results, run: RecordedRun) -> PageSection:
     """Return the page section of one preflight: heat maps of links, and tables of slow links and of nodes."""
 
     def list_records(kind: str) -> list[Mapping[str, Any]]:
-        """Return this run's preflight records of one kind."""
+        """Return the preflight records of one kind that this run wrote."""
         return [record for owner, record in results.list_preflight_records(kind) if owner.number == run.number]
 
     directions = [_read_direction(record) for record in list_records("preflight_pair")]
     node_records = list_records("preflight_node")
     listed = [str(name) for record in list_records("preflight_summary") for name in get_list(record, "nodes")]
-    nodes = list(dict.fromkeys([*listed, *(end for each in directions for end in (each.source, each.destination))]))
+    nodes = list(dict.fromkeys([*listed, *(end for link in directions for end in (link.source, link.destination))]))
     element_id = f"pairs{run.number}"
     broken = sum(direction.broken is not None for direction in directions)
     sizes = sorted({direction.nbytes for direction in directions})
@@ -62,7 +62,7 @@ def _build_section(results: Results, run: RecordedRun) -> PageSection:
         _build_heat_map_panel(f"{element_id}l", "Latency from row to column", nodes, directions, by_latency=True),
     )
     heading = f"The slowest of {len(directions)} directions"
-    is_folded = len(nodes) <= MAX_LABELED_NODES  # the heat map shows the values
+    is_folded = len(nodes) <= MAX_LABELED_NODES  # the heat map of few nodes shows the values
     numbers = frozenset({"bandwidth", "latency"})
     tables = [PageTable(heading, _COLUMNS, _build_slowest_rows(directions), numbers, is_folded)]
     if node_records:
@@ -126,7 +126,7 @@ def _build_heat_map_panel(
 
 
 def _format_direction(direction: LinkDirection) -> str:
-    """Return a link direction's bandwidth and latency as a string, or the reason why it is broken."""
+    """Return a link direction's bandwidth and latency as a string, or the reason why the link is broken."""
     if direction.broken is not None:
         return f"broken: {direction.broken}"
     parts = [format_bytes_per_s(direction.bytes_per_s)] if direction.bytes_per_s else []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def format_number(value: float) -> str:
-    """Return a number below 100 with three significant digits, or a larger one as an integer: 0.0012, 20, 1,235."""
+    """Return a number as a string: with three significant digits below 100, else as an integer: 0.0012, 20, 1,235."""
     if value >= 100:
         return f"{value:,.0f}"
     text = f"{value:.3g}"
@@ -16,7 +16,7 @@ def format_number(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Return a time, given in seconds, with the unit s, ms, µs or (below 0.01 µs) ns: `2.78 ms`."""
+    """Return a time, given in seconds, as a string with the unit s, ms, µs or (below 0.01 µs) ns: `2.78 ms`."""
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= unit * 0.9995:
             return f"{format_number(value / unit)} {name}"

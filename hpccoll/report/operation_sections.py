@@ -1,4 +1,4 @@
-"""Page sections on operations: time, bus bandwidth and ratio to the lower bound over message sizes."""
+"""Page sections on operations: time, bus bandwidth and ratio to the lower bound, each against the message size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def build_operation_sections(
 ) -> list[PageSection]:
     """Return a page section per operation, type and job size, with charts and tables of its measurements.
 
-    Out-of-place figures are hidden until opened if in-place figures exist. `styles` has the line styles by operation.
+    If in-place figures exist, out-of-place figures are hidden until the reader opens them. `styles` has the line styles
+    by operation.
     """
     by_setting: dict[object, list[CurveGroup]] = {}
     for group in groups:
@@ -85,7 +86,7 @@ def _build_section(
 
 
 def _describe_optimum(group: CurveGroup, models: BoundModels) -> tuple[str, ...]:
-    """Return a sentence on how close the largest size's fastest time is to the network's optimum; empty if unknown."""
+    """Return a tuple of one sentence on how near the largest message's best time is to the network's bound, or ()."""
     case = max(group.cases, key=lambda case: case.nbytes)
     share = "" if case.fastest is None else models.describe_share(case.records[case.fastest])
     return (f"{format_size(case.nbytes)}: {case.fastest.label} reaches {share}.",) if share and case.fastest else ()
@@ -124,7 +125,7 @@ def _build_panels(element_id: str, group: CurveGroup, styles: LineStyles, models
 
 
 def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction) -> tuple[ChartLine, ...]:
-    """Return a line over message sizes per implementation: gray lines first, lines of other libraries last.
+    """Return a line per implementation, against the message size: gray lines first, lines of other libraries last.
 
     `get_value` returns the value to draw and the ends of its interval, or None for a record that has no value.
     """
@@ -140,7 +141,7 @@ def _build_lines(group: CurveGroup, styles: LineStyles, get_value: ValueFunction
 
 
 def _build_bound_line(group: CurveGroup, models: BoundModels) -> list[ChartLine]:
-    """Return a list with the line of the lower bound over message sizes; an empty list if no size has a bound."""
+    """Return a list with the line of the lower bound against the message size; an empty list if no size has a bound."""
     points = []
     for case in group.cases:
         bound = models.compute_bound_s(case.rows[0])
@@ -205,7 +206,7 @@ def _build_all_rows(group: CurveGroup) -> tuple[tuple[str, ...], ...]:
 
 
 def _format_median(record: CollectiveRecord) -> tuple[str, str]:
-    """Return the median and its interval, both with units; an interval of less than 95 % ends with a question mark."""
+    """Return the median and its interval as strings with units; an interval of less than 95 % has a question mark."""
     middle, low, high = get_time_interval_s(record)
     is_sure = is_interval_full(record.samples_us)
     return format_seconds(middle), f"{format_bounds(low, high, format_seconds)}{'' if is_sure else ' ?'}"

@@ -7,12 +7,7 @@ inserted unchanged, because their text is already escaped. The page's content se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib import resources
 
-from jinja2 import Environment, StrictUndefined
-
-from hpccoll import __version__
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.report.bound_models import BoundModels, format_job_size
 from hpccoll.report.curves import CurveGroup
@@ -21,7 +16,7 @@ from hpccoll.report.headline import choose_headline
 from hpccoll.report.line_styles import choose_line_styles
 from hpccoll.report.load import Results
 from hpccoll.report.operation_sections import build_operation_sections
-from hpccoll.report.page_section import PageSection
+from hpccoll.report.page_section import PageSection, render_template
 from hpccoll.report.scaling_curves import group_scaling_curves
 from hpccoll.report.scaling_sections import build_scaling_sections
 from hpccoll.units import format_count
@@ -46,13 +41,9 @@ def render_page(
         (level.name.lower(), sum(finding.severity is level for finding in findings)) for level in reversed(Severity)
     ]
     omitted = [f"{n} record{'s' * (n > 1)} of kind {kind} not shown" for kind, n in sorted(results.others.items())]
-    jinja = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = jinja.from_string(_read_template("page.html.j2"))
-    return template.render(
-        style_sheet=_read_template("style.css"),
-        script=_read_template("script.js"),
-        version=__version__,
-        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    return render_template(
+        "hpccoll.report",
+        "page.html.j2",
         headline=choose_headline(findings, groups) or summary,
         summary=summary,
         counts=[(severity, count) for severity, count in counts if count],
@@ -64,11 +55,6 @@ def render_page(
         environment=list_environment_rows(results.runs),
         notes=[*omitted, *(f"skipped: {reason}" for reason in results.foreign)],
     )
-
-
-def _read_template(name: str) -> str:
-    """Return the text of a file in the package's folder templates/."""
-    return resources.files("hpccoll.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _summarize_results(results: Results) -> str:

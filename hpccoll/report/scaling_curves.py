@@ -21,7 +21,8 @@ class ScalingCurves:
     """The measurements of one operation on several job sizes, to show how time grows with ranks or nodes.
 
     `groups` has one element per job size, in ascending order. `sizes` are up to three message sizes in bytes that were
-    measured on all job sizes: the smallest, the middle and the largest one.
+    measured on all job sizes: the smallest, the middle and the largest one. `over` states whether the x axis counts
+    nodes or ranks.
     """
 
     groups: tuple[CurveGroup, ...]
@@ -39,9 +40,9 @@ class ScalingCurves:
         return tuple(list_implementations(case for group in self.groups for case in group.cases))
 
     def find_records(self, implementation: Implementation, nbytes: int) -> list[tuple[int, CollectiveRecord]]:
-        """Return an implementation's measurement at a message size on every job size, if there is one.
+        """Return (x, record) of an implementation at a message size, for each job size on which it was measured.
 
-        Each record comes with the job's number of nodes or ranks, the position on the x axis.
+        `x`, the position on the x axis, is the job's number of nodes or ranks, as `over` states.
         """
         points = []
         for group in self.groups:
@@ -52,7 +53,7 @@ class ScalingCurves:
 
 
 def group_scaling_curves(groups: Sequence[CurveGroup]) -> list[ScalingCurves]:
-    """Return the scaling curves of every operation that was measured on at least two job sizes."""
+    """Return the scaling curves of operations and settings measured on at least two job sizes of several ranks."""
     by_setting: dict[tuple[TableKey, str], list[CurveGroup]] = {}
     for group in groups:
         if group.setting.ranks > 1:

@@ -1,4 +1,4 @@
-"""Page sections on scaling: time and bandwidth of a small, a middle and a large message over ranks or nodes."""
+"""Page sections on scaling: time and bandwidth of a small, a middle and a large message by rank or node count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hpccoll.units import format_size
 
 
 def build_scaling_sections(scalings: Sequence[ScalingCurves], styles: Mapping[str, LineStyles]) -> list[PageSection]:
-    """Return a page section for each operation with a message size that was measured on all job sizes.
+    """Return a page section for each operation of which some message size was measured on all job sizes.
 
     `styles` has the line styles by operation.
     """
@@ -99,7 +99,7 @@ def _build_lines(
     styles: LineStyles,
     get_value: Callable[[CollectiveRecord], tuple[float, float, float]],
 ) -> tuple[ChartLine, ...]:
-    """Return a line per implementation over the number of ranks or nodes, at the message size `nbytes`.
+    """Return a line per implementation against the number of ranks or nodes, at the message size `nbytes`.
 
     `get_value` returns the value to draw and the ends of its interval.
     """

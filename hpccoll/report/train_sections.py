@@ -1,4 +1,4 @@
-"""Page sections on training runs: loss, step time and shares of communication over steps, and the account of meshes."""
+"""Page sections on training runs: loss, time and communication by training step, and costs by strategy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INTRO = (
 
 
 def build_train_sections(results: Results) -> list[PageSection]:
-    """Return a page section per run of `hpccoll train`: charts over steps or, with `--account`, costs by strategy."""
+    """Return a page section per run of `hpccoll train`: charts by step or, with `--account`, costs by strategy."""
     steps: dict[int, tuple[RecordedRun, list[TrainStepRecord]]] = {}
     for run, step in results.train_steps:
         steps.setdefault(run.number, (run, []))[1].append(step)
@@ -37,8 +37,8 @@ def build_train_sections(results: Results) -> list[PageSection]:
         accounts.setdefault(run.number, (run, []))[1].append(account)
     return [
         # A run with --account has no charts of steps: records of steps do not distinguish its strategies (tp, sp).
-        *(_build_step_section(run, found) for run, found in steps.values() if run.number not in accounts),
-        *(_build_account_section(run, found) for run, found in accounts.values()),
+        *(_build_step_section(run, records) for run, records in steps.values() if run.number not in accounts),
+        *(_build_account_section(run, records) for run, records in accounts.values()),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from mpi4py import MPI
 
@@ -27,8 +27,8 @@ def wait_for_ranks(comm: MPI.Intracomm, progress: Progress) -> None:
 def wait_for_members(comm: MPI.Intracomm, members: Sequence[int], progress: Progress, number: int = 0) -> int:
     """Block as `wait_for_ranks` does, but only until the ranks `members` of `comm` have called this function.
 
-    Returns the `number` that the first member has passed, from 0 to 2**32 - 1. Cost: every other member sends a message
-    of 4 bytes to the first member and receives one.
+    Returns the `number` that the first member has passed, from 0 to 2**32 - 1. Cost: one message of 4 bytes in each
+    direction between the first member and every other member.
 
     Raises:
         WaitTimeoutError: a rank has not called this function before the deadline of `progress`; on the first member,
@@ -47,15 +47,22 @@ def wait_for_members(comm: MPI.Intracomm, members: Sequence[int], progress: Prog
         missing = {peer: arrival for peer, arrival in zip(peers, arrivals, strict=True) if not arrival.Test()}
         for arrival in missing.values():
             arrival.Cancel()
-        # A rank that arrives after the deadline, but before this test, is not in `missing`.
+        # `missing` is empty if the last rank has arrived after the deadline but before `Test` was called.
         ranks = f"rank {', '.join(map(str, missing))}" if missing else "the last rank"
         named = ranks if comm.rank == leader else f"rank {leader}, or a rank that it waits for,"
         raise WaitTimeoutError(f"{named} has not arrived") from None
     return number if comm.rank == leader else int.from_bytes(received[0], "little")
 
 
+class ObjectGatherer(Protocol):
+    """A communicator that gathers Python objects."""
+
+    def allgather(self, obj: Any, /) -> list[Any]:
+        """Return the objects of all ranks, by rank."""
+
+
 def gather_or_raise(
-    comm: MPI.Intracomm, step: Callable[[], Result], make_error: Callable[[str], Exception]
+    comm: ObjectGatherer, step: Callable[[], Result], make_error: Callable[[str], Exception]
 ) -> list[Result]:
     """Run `step` on every rank and return the results of all ranks, by rank; collective.
 

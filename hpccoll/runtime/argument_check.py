@@ -15,6 +15,7 @@ from typing import Any
 from mpi4py import MPI
 
 from hpccoll.errors import HpccollError, MismatchError
+from hpccoll.runtime.agreement import wait_for_ranks
 from hpccoll.runtime.progress import Progress
 
 EXCHANGED = "exchanged"  # key of the elements that a rank sends to each rank, followed by those that it receives
@@ -27,30 +28,20 @@ def is_enabled() -> bool:
 
 
 class ArgumentCheck:
-    """Compares each collective's arguments across the ranks of `comm`, which its constructor duplicates; collective."""
+    """Compares each collective's arguments across the ranks of `comm`; its collective constructor duplicates `comm`."""
 
     def __init__(self, comm: MPI.Intracomm, progress: Progress) -> None:
-        self._comm, self._progress = comm.Dup(), progress
+        self.comm, self._progress = comm.Dup(), progress
         self._calls = 0
-
-    @property
-    def comm(self) -> MPI.Intracomm:
-        """The duplicated communicator."""
-        return self._comm
-
-    def free(self) -> None:
-        """Free the duplicated communicator; collective."""
-        self._comm.Free()
 
     @contextmanager
     def compare(self, name: str) -> Iterator[dict[str, Any]]:
-        """Yield a dictionary, which the `with` block fills with the call's arguments; then compare it on all ranks.
+        """Yield a dictionary for the `with` block to fill with the call's arguments; then compare it across all ranks.
 
         `name` is the name of the called method.
 
         Raises:
-            MismatchError: a rank's call is invalid or differs from rank 0's; the message names the lowest rank with
-                another call.
+            MismatchError: a rank's call is invalid or differs from rank 0's; the message names the lowest such rank.
         """
         self._calls += 1
         arguments: dict[str, Any] = {}
@@ -62,10 +53,9 @@ class ArgumentCheck:
         self._require_equal(self._exchange((name, "", arguments)))
 
     def _exchange(self, own: Announcement) -> list[Announcement]:
-        """Return every rank's arguments or error; meanwhile advance the operations in flight. Collective."""
-        barrier = self._comm.Ibarrier()  # another rank may first have to complete an operation that is in flight
-        self._progress.wait_until(barrier.Test)
-        return self._comm.allgather(own)
+        """Return every rank's operation, error and arguments; meanwhile advance operations in flight. Collective."""
+        wait_for_ranks(self.comm, self._progress)  # another rank may first have to complete an operation in flight
+        return self.comm.allgather(own)
 
     def _require_equal(self, announcements: list[Announcement]) -> None:
         """Raise MismatchError for the first rank whose call is invalid or differs from rank 0's call."""

@@ -7,21 +7,22 @@ whole vector in other operations (such as all_reduce).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from operator import index
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from hpccoll.algorithms import Algorithm, get_algorithm
+from hpccoll.arrays import Buffer, Reduction, as_buffer, is_torch_tensor
 from hpccoll.errors import BufferError, ReductionError, UsageError
 from hpccoll.plan import Count, Operation
-from hpccoll.runtime.arrays import Buffer, Reduction, as_buffer, is_torch_tensor
 from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
 from hpccoll.selection import MPI_LIBRARY
 
-# The checked input and output, the array to return to the user, the count, and whether the user passed the output.
-CheckedArrays: TypeAlias = tuple[Buffer | None, Buffer | None, Any, Count, bool]
-# The rows (first dim) of each rank's block, and in an all_to_all the rows that are received from each rank.
+# The checked input and output, the array to return to the user, and the count (`CollectiveCall.count`).
+CheckedArrays: TypeAlias = tuple[Buffer | None, Buffer | None, Any, Count]
+# The number of rows of each rank's block, and in an all_to_all the number of rows received from each rank.
 BlockCounts: TypeAlias = tuple[Any, Any]
 SUM: Final = "sum"  # the default reduction
 
@@ -44,11 +45,11 @@ def check_call(
         out: the output array, or None.
         n: number of ranks.
         algorithm: an algorithm or its name, "auto", or "mpi" for the MPI library's own collective.
-        counts: if blocks differ in size, the rows of each block; in an all_to_all the rows sent to and received from
-            each rank.
+        counts: None if all blocks have one size. If blocks differ in size, `counts` is a pair: the numbers of rows of
+            all blocks, and in an all_to_all the numbers of rows received from all ranks (else None).
 
     Raises:
-        BufferError: an array is missing or unexpected, or input and output do not fit together.
+        BufferError: an array is missing or unexpected, or input and output do not match.
         UsageError: the root is not a rank, or the algorithm is for another operation.
         ReductionError, UnknownNameError: `op` or `algorithm` does not exist, or `op` is not defined for the dtype.
     """
@@ -56,14 +57,13 @@ def check_call(
     if not hasattr(root, "__index__") or not 0 <= root < n:
         raise UsageError(f"root {root} is not a rank of 0..{n - 1}")
     selected = _find_algorithm(operation, algorithm)
-    source, result, value, count, output_given = _check_arrays(operation, x, out, rank, n, root, counts)
+    source, result, value, count = _check_arrays(operation, x, out, rank, n, root, counts)
     buffer = source or result
     if operation.reduces and buffer is not None:
         _require_reduction(operation, reduction, buffer)
     library = algorithm == MPI_LIBRARY
-    call = CollectiveCall(operation, selected, root, reduction, source, result, count, library, value, output_given)
-    is_in_place(call, rank)  # raises if input and output overlap but do not coincide
-    return call
+    call = CollectiveCall(operation, selected, root, reduction, source, result, count, library, value)
+    return replace(call, in_place=is_in_place(call, rank))
 
 
 def _require_reduction(operation: Operation, reduction: Reduction, buffer: Buffer) -> None:
@@ -87,16 +87,19 @@ def _find_algorithm(operation: Operation, algorithm: str | Algorithm) -> Algorit
 def _check_arrays(
     operation: Operation, x: Any, out: Any, rank: int, n: int, root: int, counts: BlockCounts | None
 ) -> CheckedArrays:
-    """Return the checked arrays of a call; allocate the output if the user passed none."""
+    """Return a call's checked input and output, the array to return to the user, and the count.
+
+    Allocate the output if the user passed none.
+    """
     rows, taken = ((), ()) if counts is None else parse_rows(operation, counts, n)
     if operation is Operation.BARRIER:
-        return None, None, None, 0, False
+        return None, None, None, 0
     if operation is Operation.SCATTER and rank != root:
         if out is None:
             raise BufferError(f"scatter: rank {rank} needs out, an array for its block; only the root's x is read")
         result = as_buffer(out, "out", writable=True)
         block = _scale_counts(operation, "out", result, rows, rows[rank]) if rows else result.count
-        return None, result, out, block, False
+        return None, result, out, block
     if x is None and operation is Operation.SCATTER:
         raise BufferError(f"scatter: the root, rank {rank}, passed no x; pass an array of one block for each rank")
     if x is None:
@@ -114,14 +117,14 @@ def _check_arrays(
         count = source.count if gathers else _block_count(operation, source, n)
         shape = output_shape(operation, source.shape, n)
     if operation is Operation.GATHER and rank != root:
-        return source, None, None, count, False
+        return source, None, None, count
     value = empty_like(x, shape) if out is None else out
     result = _require_match(operation, as_buffer(value, "out", writable=True), source, math.prod(shape))
-    return source, result, value, count, out is not None
+    return source, result, value, count
 
 
 def parse_rows(operation: Operation, counts: BlockCounts, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the rows of each rank's block, and those that an all_to_all receives from each rank (else none)."""
+    """Return two tuples: the rows of each rank's block, and the rows received from each rank (all_to_all only)."""
     if not operation.has_blocks:
         raise UsageError(f"{operation.value} has no blocks per rank; leave out counts")
     if counts[1] is not None and operation is not Operation.ALL_TO_ALL:
@@ -140,20 +143,20 @@ def output_shape(operation: Operation, shape: tuple[int, ...], n: int) -> tuple[
 
 
 def _check_vector(operation: Operation, x: Any, out: Any, rank: int, root: int) -> CheckedArrays:
-    """Return the checked arrays of an all_reduce, reduce, broadcast or scan."""
+    """Return the arrays of an all_reduce, reduce, broadcast or scan, checked, in the form of `_check_arrays`."""
     has_result = rank > 0 if operation is Operation.EXSCAN else operation is not Operation.REDUCE or rank == root
     if operation is Operation.BROADCAST:
         if out is not None:
             raise BufferError("broadcast works in place and takes no out; pass one array, with the data at the root")
         buffer = as_buffer(x, "x", writable=rank != root)
-        return buffer if rank == root else None, buffer, x, buffer.count, True
+        return buffer if rank == root else None, buffer, x, buffer.count
     source = as_buffer(x, "x", writable=out is None and has_result)
     if not has_result:
-        return source, None, x if out is None else out, source.count, True
+        return source, None, x if out is None else out, source.count
     if out is None:
-        return source, source, x, source.count, True
+        return source, source, x, source.count
     result = _require_match(operation, as_buffer(out, "out", writable=True), source, source.count)
-    return source, result, out, source.count, True
+    return source, result, out, source.count
 
 
 def _block_count(operation: Operation, source: Buffer, n: int) -> int:
@@ -183,7 +186,7 @@ def parse_counts(operation: Operation, name: str, counts: Any, n: int) -> tuple[
 def _scale_counts(
     operation: Operation, name: str, buffer: Buffer, rows: tuple[int, ...], expected: int
 ) -> tuple[int, ...]:
-    """Return numbers of rows as numbers of elements; raise BufferError unless `buffer` has `expected` rows."""
+    """Convert numbers of rows to numbers of elements; raise BufferError unless `buffer` has `expected` rows."""
     if not buffer.shape or buffer.shape[0] != expected:
         raise BufferError(
             f"{operation.value}: {name} has shape {buffer.shape}, but counts requires a first dim of {expected}; "
@@ -194,7 +197,7 @@ def _scale_counts(
 
 
 def _require_match(operation: Operation, result: Buffer, source: Buffer, total: int) -> Buffer:
-    """Return `result`; raise BufferError unless it has `total` elements, and the dtype and module of `source`."""
+    """Return `result`; raise BufferError unless it has `total` elements, and `source`'s dtype, library and device."""
     memories = [(buffer.module.name, buffer.module.device) for buffer in (source, result)]
     if result.dtype is not source.dtype or memories[0] != memories[1]:
         x, out = (f"{name} on device {device}" if device >= 0 else name for name, device in memories)

@@ -11,11 +11,14 @@ SPIN_S: Final = 50e-6
 YIELD_S: Final = 100e-6
 FIRST_SLEEP_S: Final = 10e-6
 LONGEST_SLEEP_S: Final = 400e-6
+# The tag of the probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with the probed tag.
+# MPICH does not advance accesses to windows during a probe of MPI.COMM_SELF.
+POLLED_TAG: Final = 32767
 SETTLE_S: Final = 0.5  # longer than other ranks take to read the notice of an interruption (endings.NOTICE_TICK_S)
 
 
 class Backoff:
-    """A polite wait: polls first without a pause, then yields the core between polls, then sleeps ever longer.
+    """The pauses between the polls of a wait: none at first, then yields of the core, then sleeps that become longer.
 
     Args:
         spins: whether to poll without a pause at first; true only if every rank has a core of its own.
@@ -49,10 +52,10 @@ class Backoff:
 
 
 def settle(conditions: Iterable[Callable[[], object]]) -> None:
-    """Wait until all conditions are true, but not longer than SETTLE_S seconds.
+    """Poll each of `conditions` until it has returned true, but not longer than SETTLE_S seconds in all.
 
-    To be called after an exception in a call, before the program goes on: the program may write to the call's arrays,
-    and a rank that does not know of the exception yet would otherwise take these values for data of the call.
+    To be called after an exception in a call, before the program goes on. The program may then write to the call's
+    arrays, and a rank that does not know of the exception yet would take the written values for data of the call.
     """
     end, backoff = time.monotonic() + SETTLE_S, Backoff(spins=False)
     waiting = list(conditions)

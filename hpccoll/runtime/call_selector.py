@@ -1,4 +1,4 @@
-"""Selects the algorithm of each call on a communicator: the one that the call names, or the one that `auto` takes."""
+"""Selects the algorithm of each call on a communicator; `auto` chooses unless the call names an algorithm."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.selection import BufferKind, Selection, SelectionKey, Selector, choose_chunk_count, round_message_size
+from hpccoll.selection.tuning_table import TuningTable
 
 LEAST_PIPELINED_BYTES: Final = 64 * 2**10  # of asynchronous calls that `auto` runs in shared memory on several nodes
 # Operations in which some ranks may lack an input (SOURCE) or an output (RESULT).
@@ -24,37 +25,39 @@ _UNEVEN_SOURCE: Final = (*_SOURCE_ON_SOME, Operation.ALL_GATHER, Operation.GATHE
 _UNEVEN_RESULT: Final = (*_RESULT_ON_SOME, Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
 
 
-class CallSelector:
-    """Selects algorithms, the same on every rank; `log`, unless it is None, writes down what `auto` selects.
+class CallSelector(Selector):
+    """Selects algorithms for calls, the same on every rank; `log`, if it is set, records the selections of `auto`.
 
     Args:
-        ranks: number of ranks.
         nodes: the ranks of each node.
         node: the memory that the ranks of this node share.
         library: the MPI library's own collectives.
-        selector: what `auto` selects for an operation and a message size.
-        mixed_forms: whether a blocking call must select what an asynchronous call selects.
+        table: the measured times, or None.
+        mixed_forms: whether a blocking call must select the same algorithm as an asynchronous call.
+        rates: the relative rates of the nodes' links, if they differ.
     """
 
     def __init__(
         self,
-        ranks: int,
         nodes: tuple[tuple[int, ...], ...],
         node: NodeMemory,
         library: MpiCollectives,
-        selector: Selector,
+        table: TuningTable | None,
+        *,
         mixed_forms: bool,
+        rates: tuple[int, ...] | None,
     ) -> None:
-        self._size, self._nodes, self._node, self._library = ranks, nodes, node, library
-        self.selector, self._mixed_forms = selector, mixed_forms
+        super().__init__(library.comm.size, len(nodes), table, mixed_forms=mixed_forms, rates=rates)
+        self._members, self._node, self._library = nodes, node, library
         self.log: Callable[..., Any] | None = None
 
-    def select(self, call: CollectiveCall, *, asynchronous: bool = False, prepared: bool = False) -> Selection:
+    def select_for(self, call: CollectiveCall, *, asynchronous: bool = False) -> Selection:
         """Return the algorithm that `call` names or `auto` selects, and its chunk count; the same on every rank.
 
-        `prepared` states whether all ranks bind the call together before they run it.
-        Writes the selection of `auto` to the selection log, if there is one. With device memory, the first call that is
-        not asynchronous and may use the MPI library starts probe processes, and waits for them and for all ranks.
+        The algorithm is None if the MPI library's own collective is selected.
+        Writes the selection of `auto` to the selection log, if there is one. The first blocking call on device memory
+        that may use the MPI library starts processes that test the library, and waits for these processes and for all
+        ranks.
 
         Raises:
             UsageError: the call asks for the MPI library's own collective, but its result would differ from hpccoll's,
@@ -62,25 +65,26 @@ class CallSelector:
         """
         operation, dtype, reduction = call.operation, call.dtype, call.reduction
         asynchronous = asynchronous or self._mixed_forms
-        reuses_plan = not asynchronous and (prepared or isinstance(call.count, int))
         if call.is_uneven_exchange:
             return self._select_uneven_exchange(call, asynchronous=asynchronous)
         if operation.reduces and not reduction.commutative and not call.library:
             call = self._keep_rank_order(call, asynchronous=asynchronous)
-        nbytes = operation.message_bytes(call.count, dtype.itemsize, self._size)
+        if call.has_new_counts and self._library.can_run(call, asynchronous=asynchronous):
+            return Selection(None, 1, "few calls with these counts so far")
+        nbytes = operation.message_bytes(call.count, dtype.itemsize, self._ranks)
         if call.library:
             self._require_library(call, asynchronous=asynchronous)
             return Selection(None, 1, "asked for")
         if call.algorithm is not None:
-            selection = Selection(call.algorithm, choose_chunk_count(call.algorithm, self._size, nbytes), "asked for")
+            selection = Selection(call.algorithm, choose_chunk_count(call.algorithm, self._ranks, nbytes), "asked for")
         else:
             shared = not self._node.problem and not call.module.on_device
-            if asynchronous and len(self._nodes) > 1 and nbytes < LEAST_PIPELINED_BYTES:
+            if asynchronous and len(self._members) > 1 and nbytes < LEAST_PIPELINED_BYTES:
                 shared = False  # a pipeline would take longer to set up than to run
             offered = self._library.can_run(call, asynchronous=asynchronous)
             buffer, size = self.buffer_kind(call), round_message_size(nbytes)
-            key = SelectionKey(operation, size, dtype.itemsize, buffer, offered, shared, reuses_plan)
-            selection = self.selector.select(key)
+            key = SelectionKey(operation, size, dtype.itemsize, buffer, offered, shared, not asynchronous)
+            selection = self.select(key)
             if self.log is not None:
                 self.log(operation, nbytes, buffer, selection, dtype.name, reduction.name)
         most_chunks = max(call.count if isinstance(call.count, int) else max(call.count), 1)
@@ -97,39 +101,39 @@ class CallSelector:
             )
 
     def _keep_rank_order(self, call: CollectiveCall, *, asynchronous: bool) -> CollectiveCall:
-        """Return a call by an algorithm, or by the MPI library, that reduces the data in the order of the ranks.
+        """Return `call`, with an algorithm or the MPI library set that reduces the data in the order of the ranks.
 
         Raises:
             ReductionError: the algorithm that the call names reduces in another order.
         """
         if call.algorithm is None and self._library.can_run(call, asynchronous=asynchronous):
             return replace(call, library=True)
-        names, layout = list_algorithm_names(call.operation), (self._size, call.root, self._nodes)
+        names, layout = list_algorithm_names(call.operation), (self._ranks, call.root, self._members)
         ordered = [name for name in names if _keeps_rank_order(get_algorithm(call.operation, name), *layout)]
         if call.algorithm is not None and not _keeps_rank_order(call.algorithm, *layout):
             raise ReductionError(
-                f"{call.algorithm.full_name} on {self._size} ranks with root {call.root} does not reduce in the order "
+                f"{call.algorithm.full_name} on {self._ranks} ranks with root {call.root} does not reduce in the order "
                 f"of the ranks, as {call.reduction.name!r} needs; choose {', '.join([*ordered, 'mpi', 'auto'])}"
             )
         messages = [name for name in ordered if not get_algorithm(call.operation, name).uses_shared_memory]
         if call.algorithm is None and not messages:
-            raise ReductionError(f"no {call.operation.value} by messages reduces in rank order on {self._size} ranks")
+            raise ReductionError(f"no {call.operation.value} by messages reduces in rank order on {self._ranks} ranks")
         return call if call.algorithm else replace(call, algorithm=get_algorithm(call.operation, messages[0]))
 
     def _select_uneven_exchange(self, call: CollectiveCall, *, asynchronous: bool) -> Selection:
-        """Return the selection for an all-to-all with blocks of different sizes, which does not depend on the sizes.
+        """Return the algorithm and chunk count for an all-to-all of unequal blocks, whatever the sizes of the blocks.
 
         A rank knows only the blocks that it sends and receives, so plans must send each block straight to its receiver.
         On 2 ranks of one node, repeated blocking calls of `pairwise` take 0.6 to 0.9 of the MPI library's time.
         """
-        prefers_plan = self._size == 2 and len(self._nodes) == 1 and not (asynchronous or call.module.on_device)
+        prefers_plan = self._ranks == 2 and len(self._members) == 1 and not (asynchronous or call.module.on_device)
         if call.algorithm is None and (call.library or not prefers_plan):
             if self._library.can_run(call, asynchronous=asynchronous):
                 return Selection(None, 1, "the ranks know only their own blocks")
             if call.library:
                 raise UsageError("the MPI library's own all_to_all does not take device memory here; pass auto")
         algorithm = call.algorithm or get_algorithm(call.operation, "pairwise")
-        if algorithm.uses_shared_memory or algorithm.plan(self._size).column(0).chunks != 2 * self._size:
+        if algorithm.uses_shared_memory or algorithm.plan(self._ranks).column(0).chunks != 2 * self._ranks:
             raise UsageError(
                 f"{algorithm.full_name} needs blocks of equal size, because its ranks forward or load blocks of other "
                 "ranks; with counts choose pairwise, mpi or auto"

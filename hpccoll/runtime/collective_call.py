@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hpccoll.algorithms import Algorithm
+from hpccoll.arrays import NUMPY, ArrayModule, BoundCall, Buffer, DType, FlatArray, Reduction, get_dtype
 from hpccoll.errors import BufferError
 from hpccoll.plan import Count, Operation
-from hpccoll.runtime.arrays import NUMPY, ArrayModule, BoundCall, Buffer, DType, FlatArray, Reduction, get_dtype
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.selection import MPI_LIBRARY
 
@@ -19,7 +19,7 @@ class CollectiveCall:
     """The checked arguments of one collective on this rank."""
 
     operation: Operation
-    algorithm: Algorithm | None  # None if the algorithm is not selected yet
+    algorithm: Algorithm | None  # the one that the user names or that is selected; None before, and for the MPI library
     root: int
     reduction: Reduction  # ignored unless the operation reduces
     source: Buffer | None  # this rank's input; None if the operation needs no input from this rank
@@ -27,8 +27,10 @@ class CollectiveCall:
     count: Count  # elements of the vector, of every block, or of each block if blocks differ in size
     library: bool = False  # whether the user asked for the MPI library's own collective
     value: Any = None  # the array to return to the user
-    output_given: bool = False  # whether `value` is an array of the user
     finish: Callable[[Any], Any] | None = None  # makes the user's result from `value` after the collective
+    has_new_counts: bool = False  # whether blocks differ in size, and few calls had these sizes so far
+    in_place: bool = False  # whether each chunk that is in both input and output is at the same address in both
+    chunks: int = 1  # the number of chunks of the selected algorithm's plan
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,6 +41,14 @@ class CollectiveCall:
         buffer = self.result if self.operation is Operation.SCATTER else self.source or self.result
         shape = buffer.shape if buffer else ()
         return shape if isinstance(self.count, int) else shape[1:]
+
+    @property
+    def kind(self) -> tuple[Operation, str, str, int, Count]:
+        """The properties of a call that are equal on all ranks: operation, names of dtype and reduction, root, count.
+
+        In an all-to-all of blocks of different sizes, the ranks have different counts.
+        """
+        return self.operation, self.dtype.name, self.reduction.name, self.root, self.count
 
     @property
     def is_uneven_exchange(self) -> bool:
@@ -57,23 +67,60 @@ class CollectiveCall:
         buffer = self.result or self.source
         return buffer.module if buffer else NUMPY
 
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """The addresses of the input and the output; 0 for an array that this rank does not have."""
+        return self.source.address if self.source else 0, self.result.address if self.result else 0
 
-def bind_prologue(call: CollectiveCall, rank: int) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
-    """Return the call that the plan executes, functions to run before the plan, and whether the plan runs in place.
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """The sizes of the input and the output in bytes; 0 for an array that this rank does not have."""
+        return self.source.nbytes if self.source else 0, self.result.nbytes if self.result else 0
+
+    @property
+    def plan_key(self) -> tuple[Hashable, ...]:
+        """The properties on which the execution of a plan depends, except for addresses; a key for caches."""
+        plan = self.operation, self.algorithm, self.chunks, self.root, self.count
+        return *plan, self.dtype.name, self.reduction.key, self.in_place, *self.nbytes
+
+    @property
+    def compared_arguments(self) -> tuple[object, ...]:
+        """The arguments that must be equal on all ranks of a node, in the order of COMPARED_ARGUMENTS."""
+        name = self.algorithm.name if self.algorithm else ""
+        memory = "device" if self.module.on_device else "host"
+        others = self.root, self.count, self.dtype.name, self.reduction.name, memory
+        return self.operation.value, name, self.chunks, *others
+
+    def describe(self, state: CallRecorder, *, asynchronous: bool = False) -> bytes:
+        """Return the bytes that describe this call in the flight recorder; without an algorithm, MPI carries it out."""
+        operation = self.operation
+        return state.describe(
+            operation.value,
+            algorithm=self.algorithm.name if self.algorithm else MPI_LIBRARY,
+            count=count_elements(operation, self.count),
+            dtype=self.dtype.name if self.source or self.result else "",
+            reduction=self.reduction.name if operation.reduces else "",
+            root=self.root if operation.has_root else -1,
+            asynchronous=asynchronous,
+            uneven=not isinstance(self.count, int),
+        )
+
+
+def bind_prologue(call: CollectiveCall) -> tuple[CollectiveCall, tuple[BoundCall, ...]]:
+    """Return the call that the plan executes, and functions to run before the plan.
 
     Before the plan, the input of `premul_sum` is scaled, and the input of an in-place all-to-all is copied. The plan
     reads the scaled or copied input from the output's memory or from new memory.
     """
-    in_place = is_in_place(call, rank)
     if call.source is None:
-        return call, (), in_place
+        return call, ()
     if call.reduction.scales:
         return _scale_input(call, call.source)
-    if call.operation is Operation.ALL_TO_ALL and in_place:
+    if call.operation is Operation.ALL_TO_ALL and call.in_place:
         target = call.module.empty(call.source.count, call.dtype)
         copy = call.module.bind_copy(target, call.source.flat)
-        return replace(call, source=_relocate(call.source, target)), (copy,), False
-    return call, (), in_place
+        return replace(call, source=_relocate(call.source, target), in_place=False), (copy,)
+    return call, ()
 
 
 def bind_epilogue(call: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
@@ -83,36 +130,19 @@ def bind_epilogue(call: CollectiveCall, ranks: int) -> tuple[BoundCall, ...]:
     return (call.module.bind_divide(call.result.flat, ranks),)
 
 
-def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...], bool]:
+def _scale_input(call: CollectiveCall, source: Buffer) -> tuple[CollectiveCall, tuple[BoundCall, ...]]:
     """Return `bind_prologue`'s result for premul_sum, which scales the input into the output or into new memory."""
     call.module.require_reduction("multiply", call.dtype)
     has_vector = call.operation in (Operation.ALL_REDUCE, Operation.REDUCE) or call.operation.is_scan
     in_result = has_vector and call.result is not None
     target = call.result.flat if in_result and call.result else call.module.empty(source.count, call.dtype)
     scale = call.module.bind_scale(target, source.flat, call.reduction.factor, source.shape)
-    return replace(call, source=_relocate(source, target)), (scale,), in_result
+    return replace(call, source=_relocate(source, target), in_place=in_result), (scale,)
 
 
 def _relocate(source: Buffer, memory: FlatArray) -> Buffer:
     """Return a buffer like `source` but with the memory `memory`; copy no elements."""
     return replace(source, flat=memory, address=source.module.get_address(memory))
-
-
-def describe_call(
-    state: CallRecorder, call: CollectiveCall, algorithm: Algorithm | None, *, asynchronous: bool = False
-) -> bytes:
-    """Return the bytes that the flight recorder's entries of a call share; `algorithm` None is the MPI library."""
-    operation = call.operation
-    return state.describe(
-        operation.value,
-        algorithm=algorithm.name if algorithm else MPI_LIBRARY,
-        count=count_elements(operation, call.count),
-        dtype=call.dtype.name if call.source or call.result else "",
-        reduction=call.reduction.name if operation.reduces else "",
-        root=call.root if operation.has_root else -1,
-        asynchronous=asynchronous,
-        uneven=not isinstance(call.count, int),
-    )
 
 
 def count_elements(operation: Operation, count: Count) -> int:
@@ -126,7 +156,7 @@ def count_elements(operation: Operation, count: Count) -> int:
 
 
 def as_unowned(call: CollectiveCall) -> CollectiveCall:
-    """Return the same call with arrays that do not keep their memory alive, for a cache of calls on device memory.
+    """Return a copy of this call whose arrays do not keep their memory alive, for a cache of device-memory calls.
 
     A cached call runs only for live buffers at the same addresses, so the memory exists whenever the call runs.
     """
@@ -137,7 +167,7 @@ def as_unowned(call: CollectiveCall) -> CollectiveCall:
 
 
 def without_arrays(call: CollectiveCall) -> CollectiveCall:
-    """Return the same call with buffers that have sizes and dtypes, but no memory."""
+    """Return a copy of this call whose buffers have sizes and dtypes, but no memory."""
     source, result = (buffer and replace(buffer, flat=None, address=0) for buffer in (call.source, call.result))
     return replace(call, source=source, result=result, value=None, finish=None)
 

@@ -1,8 +1,8 @@
-"""Runs the collectives of one communicator: selects algorithms, and makes what runs their plans.
+"""Runs the collectives of one communicator: selects algorithms, and makes the executables that run their plans.
 
-Blocking collectives that only send messages share one MPI tag, since each ends before the next begins. An asynchronous
-collective of messages gets its tag from the number of asynchronous collectives of messages so far, modulo ASYNC_TAGS.
-All ranks make the same calls in the same order, so they count the same number.
+Blocking collectives that only send messages share one MPI tag, since each ends before the next begins. Asynchronous
+plans of messages are numbered in the order of their calls, and the tag of a plan is derived from its number modulo
+ASYNC_TAGS. All ranks make the same calls in the same order, so they give a call the same tag.
 
 Calls on plain arrays reach the engine only if no earlier call was of the same kind (call_cache.py). Plans on symmetric
 device memory are bound to their buffers, and cached by address.
@@ -16,62 +16,58 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 import numpy as np
 from mpi4py import MPI
 
-from hpccoll.algorithms import Algorithm
+from hpccoll.arrays import ArrayModule, Scratch
 from hpccoll.errors import ReductionError, UsageError
 from hpccoll.native import CallTable
-from hpccoll.plan import Count
-from hpccoll.runtime.arrays import ArrayModule, ScratchPool
 from hpccoll.runtime.call_cache import CallCache, Request
 from hpccoll.runtime.call_selector import CallSelector
-from hpccoll.runtime.collective_call import CollectiveCall, as_unowned, describe_call
+from hpccoll.runtime.collective_call import CollectiveCall, as_unowned
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.job import RankLayout, detect_layout, get_mpi_library, list_world_ranks
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
 from hpccoll.runtime.messages.mpi_functions import get_mpi_functions
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
-from hpccoll.runtime.plan_executable import BLOCKING_TAG, Context, PlanExecutable
+from hpccoll.runtime.plan_executable import BLOCKING_TAG, PlanContext, PlanExecutable
 from hpccoll.runtime.progress import InFlight, get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
 from hpccoll.runtime.started_operations import StartedOperations
 from hpccoll.runtime.work import MpiTransfer, explain_mpi_error
-from hpccoll.selection import Selection, Selector
 from hpccoll.selection.link_rates import load_relative_rates
 from hpccoll.selection.selector import make_selection_log
 from hpccoll.selection.tuning_files import describe_site, load_tuning_table
 from hpccoll.selection.tuning_table import TuningTable
 
 if TYPE_CHECKING:
-    from hpccoll.runtime.lowering import Program
     from hpccoll.runtime.messages.executable import MessageExecutable
     from hpccoll.runtime.messages.native_executable import NativeMessageExecutable
 
 FIRST_ASYNC_TAG: Final = 2
 ASYNC_TAGS: Final = 4096
-PROGRAMS: Final = 256
 DEVICE_EXECUTABLES: Final = 256
 
 
 def _load_measurements(layout: RankLayout, *, whole_job: bool) -> tuple[TuningTable | None, tuple[int, ...] | None]:
     """Return the tuning table and the relative rates of the nodes' links, each None if it was not measured.
 
-    Rank 0 alone calls this function, because all ranks must use the same table and rates.
+    Only rank 0 calls this function, and broadcasts the result, because all ranks must use the same table and rates.
     """
     site = describe_site(get_mpi_library(), layout.ranks_per_node, oversubscribed=layout.oversubscribed)
     hosts = [layout.hosts[members[0]] for members in layout.members]
     return load_tuning_table(site, whole_job=whole_job), load_relative_rates(hosts)
 
 
-class Engine:
-    """The runtime of one communicator; creation is collective.
+class Engine(PlanContext):
+    """Selects algorithms for the collectives of one communicator and runs their plans; creation is collective.
 
     Args:
         takes_device_memory: returns whether MPI accepts device memory.
@@ -82,33 +78,26 @@ class Engine:
     def __init__(
         self, comm: MPI.Intracomm, takes_device_memory: Callable[[], bool], *, mixed_forms: bool = False, name: str = ""
     ) -> None:
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
         mixed_forms = mixed_forms and comm.size > 1
-        self.progress, self.state = get_progress(), CallRecorder(get_recorder())
-        # All collective set-up is in the constructor, because later set-up could block operations in flight.
-        layout = detect_layout(comm, (self.state.recorder.path or "").rpartition("/")[2])
-        self.hosts = layout.hosts
-        self.nodes, world_ranks = layout.members, list_world_ranks(comm)
-        self.progress.cores_per_rank = min(self.progress.cores_per_rank, layout.cores_per_rank)
-        self.progress.connect(get_mpi_functions())
-        self.node = NodeMemory(comm, layout, self.progress)
-        self.library = MpiCollectives(comm, self.progress, self.state, takes_device_memory, self.node)
-        lower_cached = lru_cache(PROGRAMS)(self._lower)
-        self._context = Context(
-            comm, self.node, self.progress, self.state, ScratchPool(), lower_cached, takes_device_memory
-        )
+        progress, state = get_progress(), CallRecorder(get_recorder())
+        # The constructor does all set-up in which all ranks take part; later set-up could block operations in flight.
+        layout = detect_layout(comm, (state.recorder.path or "").rpartition("/")[2])
+        self.hosts, world_ranks = layout.hosts, list_world_ranks(comm)
+        progress.cores_per_rank = min(progress.cores_per_rank, layout.cores_per_rank)
+        progress.connect(get_mpi_functions())
+        node = NodeMemory(comm, layout, progress)
+        super().__init__(comm, layout.members, node, progress, state, takes_device_memory)
+        self.library = MpiCollectives(comm, progress, state, takes_device_memory, node)
         whole_job = comm.size == MPI.COMM_WORLD.size
         tuning, rates = _load_measurements(layout, whole_job=whole_job) if self.rank == 0 else (None, None)
-        tuning, rates, number = comm.bcast((tuning, rates, self.state.recorder.make_communicator_id()))  # of rank 0
-        self.state.open(number, comm.rank, comm.size, world_ranks, name)
+        tuning, rates, number = comm.bcast((tuning, rates, state.recorder.make_communicator_id()))  # of rank 0
+        state.open(number, comm.rank, comm.size, world_ranks, name)
         self.processes = dict(zip(world_ranks or (), layout.processes, strict=False))  # by rank in MPI.COMM_WORLD
-        selector = Selector(comm.size, layout.nodes, tuning, mixed_forms=mixed_forms, rates=rates)
-        self.call_selector = CallSelector(self.size, self.nodes, self.node, self.library, selector, mixed_forms)
-        self.call_selector.log = make_selection_log(comm.rank, comm.size)
-        self.select, self.buffer_kind = self.call_selector.select, self.call_selector.buffer_kind
-        shared = shared_buffers(), self.node.symmetric
-        tables = (CallTable(np.ndarray, self.progress.operations, *shared) for _ in range(2))
-        self.cache = CallCache(tables, self.library, self.size, self.rank, self.select, self._make_cacheable)
+        self.selector = CallSelector(self.nodes, node, self.library, tuning, mixed_forms=mixed_forms, rates=rates)
+        self.selector.log = make_selection_log(comm.rank, comm.size)
+        self.select, self.buffer_kind = self.selector.select_for, self.selector.buffer_kind
+        tables = (CallTable(np.ndarray, progress.operations, shared_buffers(), node.symmetric) for _ in range(2))
+        self.cache = CallCache(tables, self.library, self._resolve, self._make_cacheable)
         self._on_device: OrderedDict[Hashable, PlanExecutable] = OrderedDict()
         self.get_owner: Callable[[], object] = lambda: None  # operations in flight keep the communicator alive
         self._mixed_forms = mixed_forms
@@ -116,8 +105,8 @@ class Engine:
             self.library.use_non_blocking()
         self._message_plans = 0  # the number of asynchronous plans of messages so far
         self._with_tag: WeakValueDictionary[int, InFlight] = WeakValueDictionary()  # the latest operation of each tag
-        self._started = StartedOperations(self.progress, self.state, self.node.retract)
-        self.state.on_interruption, self.state.settle = self._started.fail, self._started.settle
+        self._started = StartedOperations(progress, state, node.retract)
+        state.on_interruption, state.settle = self._started.fail, self._started.settle
 
     def run(self, call: CollectiveCall) -> None:
         """Run a collective and wait for its end."""
@@ -129,23 +118,28 @@ class Engine:
     def _run(self, call: CollectiveCall) -> None:
         """Run a collective as `run` does, but let an MPI.Exception propagate."""
         self.buffer_kind(call)  # raises if a symmetric buffer was freed
-        selection = self.select(call)
-        algorithm = selection.algorithm
+        call = self._resolve(call)
+        algorithm = call.algorithm
         if algorithm is None:
             self.library.run(call)
         elif self._mixed_forms and not algorithm.uses_shared_memory:
-            self._wait_for(self.start(call))
+            self._wait_for(self._start_resolved(call))
         elif call.module.on_device and algorithm.uses_shared_memory and call.reduction.factor is None:
-            self._find_on_device(call, selection)()
+            self._find_on_device(call)()
         else:
-            self._make_executable(call, selection).run()
+            self._make_executable(call).run()
 
-    def _find_on_device(self, call: CollectiveCall, selection: Selection) -> PlanExecutable:
+    def _resolve(self, call: CollectiveCall, *, asynchronous: bool = False) -> CollectiveCall:
+        """Return a call with the selected algorithm and number of chunks; without an algorithm for the MPI library."""
+        selection = self.select(call, asynchronous=asynchronous)
+        return replace(call, algorithm=selection.algorithm, chunks=selection.chunks)
+
+    def _find_on_device(self, call: CollectiveCall) -> PlanExecutable:
         """Return the executable of a plan in device memory; a new one if none is cached for these buffers."""
         key, cached = _key(call), self._on_device
         executable = cached.get(key)
         if executable is None or not executable.live:
-            executable = cached[key] = self._make_executable(as_unowned(call), selection)
+            executable = cached[key] = self._make_executable(as_unowned(call))
             self.node.symmetric.free_with(executable, call.source, call.result)
             while len(cached) > DEVICE_EXECUTABLES:
                 cached.popitem(last=False)[1].free()
@@ -169,22 +163,24 @@ class Engine:
 
         A shared-memory plan on device memory waits for the node's ranks, queues its kernels, and returns None.
         """
-        selection = self.select(call, asynchronous=True)
-        algorithm = selection.algorithm
+        return self._start_resolved(self._resolve(call, asynchronous=True))
+
+    def _start_resolved(self, call: CollectiveCall) -> InFlight | None:
+        """Begin a collective as `start` does, by the algorithm of `call`."""
+        algorithm = call.algorithm
         if not self.library.uses_non_blocking:
             self.library.use_non_blocking()
             self.cache.forget()  # its calls of the library have the blocking form
         if algorithm is not None and call.module.on_device and algorithm.uses_shared_memory:
-            self._make_executable(call, selection, ScratchPool())()
+            self._make_executable(call, {})()
             return None
-        description = describe_call(self.state, call, algorithm, asynchronous=True)
-        begin = partial(self.library.start, call) if algorithm is None else partial(self._start_plan, call, selection)
-        return self.launch(call.operation.value, description, begin)
+        begin = partial(self.library.start if algorithm is None else self._start_plan, call)
+        return self.launch(call.operation.value, call.describe(self.state, asynchronous=True), begin)
 
     def launch(self, name: str, description: bytes, begin: Callable[[], InFlight]) -> InFlight:
-        """Begin an asynchronous collective by calling `begin`, which returns the operation in flight; return it, too.
+        """Begin an asynchronous collective by `begin`, and return the operation in flight that `begin` returns.
 
-        `name` and `description` are what the flight recorder notes.
+        The flight recorder notes `name` and `description`.
         """
         record = self.state.start(name, description)
         try:
@@ -206,23 +202,25 @@ class Engine:
             self.progress.advance()
         return operation
 
-    def _start_plan(self, call: CollectiveCall, selection: Selection) -> InFlight:
-        """Begin a plan: of messages, of loads and stores on one node, or a two-level plan as a pipeline of segments."""
-        algorithm = selection.algorithm
-        if algorithm is None or not algorithm.uses_shared_memory:
-            return self._start_messages(call, selection)
-        executable: Any = self._make_executable(call, selection)
+    def _start_plan(self, call: CollectiveCall) -> InFlight:
+        """Begin a plan of messages, a shared-memory plan or a two-level plan, and return the operation in flight."""
+        if call.algorithm is None or not call.algorithm.uses_shared_memory:
+            return self._start_messages(call)
+        executable: Any = self._make_executable(call)
         operation: InFlight = executable.start()
         return operation
 
-    def _start_messages(self, call: CollectiveCall, selection: Selection) -> InFlight:
-        """Begin a plan of messages; its tag is used again only after its last operation is complete on this rank."""
+    def _start_messages(self, call: CollectiveCall) -> InFlight:
+        """Begin a plan of messages, and return the operation in flight.
+
+        An MPI tag is used again only after the previous operation with this tag is complete on this rank.
+        """
         tag = FIRST_ASYNC_TAG + self._message_plans % ASYNC_TAGS
         self._message_plans += 1
         previous = self._with_tag.get(tag)
         if previous is not None:
             self.progress.wait_until(lambda: previous.done)
-        executable: Any = self._make_message_executable(call, selection, ScratchPool(), tag)
+        executable: Any = self._make_message_executable(call, {}, tag)
         operation: InFlight = executable.start()
         self._with_tag[tag] = operation
         return operation
@@ -235,12 +233,12 @@ class Engine:
 
     def prepare(self, call: CollectiveCall) -> Executable:
         """Return an executable that can run many times until it or the engine is freed; run nothing. Collective."""
-        selection = self.select(call, prepared=True)
+        call = self._resolve(call)
         executable: Executable
-        if selection.algorithm is None:
+        if call.algorithm is None:
             executable = self.library.bind(call)
         else:
-            executable = self._make_executable(call, selection)
+            executable = self._make_executable(call)
             executable.bind()
         self.node.symmetric.free_with(executable, call.source, call.result)
         self.cache.keep(executable)
@@ -249,45 +247,44 @@ class Engine:
     def uses_pinned_memory(self, module: ArrayModule) -> bool:
         """Whether messages from an array module's memory pass through pinned host memory.
 
-        For device memory, the first call starts probe processes and waits for them.
+        For device memory, the first call starts processes that test the MPI library, and waits for them.
         """
-        return module.on_device and not self._context.takes_device_memory()
+        return module.on_device and not self.takes_device_memory()
 
     def list_kept(self) -> list[object]:
-        """Return what refers to the memory of operations that a death has ended."""
-        return [*self.state.kept, *self._started.list_failed()]
+        """Return the objects that keep alive the memory of operations that were ended by the death of a rank."""
+        return [*self.state.kept, *self._started.failed]
 
     def free(self) -> None:
         """Free all requests and shared memory; to be called before MPI is finalized."""
         self.cache.clear()
         while self._on_device:
             self._on_device.popitem()[1].free()
-        self._context.native.clear()
+        self.native.clear()
         self.library.ops.free()
         self.node.free()
         self.state.close()
 
-    def _make_executable(
-        self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
-    ) -> PlanExecutable:
-        """Return an executable of the selected plan; one of messages in device memory must still be bound by `bind`.
+    def _make_executable(self, call: CollectiveCall, scratch: Scratch | None = None) -> PlanExecutable:
+        """Return an executable of the plan of a call's algorithm; `prepare` also calls its method `bind`.
 
         Args:
-            scratch: the scratch memory of a plan in device memory; None for that of blocking calls.
+            scratch: the scratch memory of a plan in device memory; None means the scratch memory that blocking calls
+                share.
 
         Raises:
             UnavailableError: the algorithm needs shared memory, but the ranks cannot share memory.
             UsageError: the algorithm works on one node only, but the ranks are on several nodes.
         """
-        algorithm, context = selection.algorithm, self._context
+        algorithm = call.algorithm
         if algorithm is None:
             raise UsageError(f"{call.operation.value} by the MPI library has no plan")
         if not algorithm.uses_shared_memory:
-            return self._make_message_executable(call, selection, scratch)
+            return self._make_message_executable(call, scratch)
         if algorithm.is_two_level and len(self.nodes) > 1:
             from hpccoll.runtime.two_level.executable import PipelineExecutable
 
-            return PipelineExecutable(context, call, selection)
+            return PipelineExecutable(self, call)
         self.node.require(algorithm.full_name)
         if call.module.on_device:
             if call.reduction.combine is not None:
@@ -297,66 +294,38 @@ class Engine:
                 )
             from hpccoll.runtime.cuda.executable import DeviceExecutable
 
-            return DeviceExecutable(context, call, selection, scratch)
+            return DeviceExecutable(self, call, scratch)
         from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
 
-        return SharedMemoryExecutable(context, call, selection)
+        return SharedMemoryExecutable(self, call)
 
     def _make_message_executable(
-        self, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None, tag: int = BLOCKING_TAG
+        self, call: CollectiveCall, scratch: Scratch | None, tag: int = BLOCKING_TAG
     ) -> MessageExecutable | NativeMessageExecutable:
         """Return an executable of a plan of messages, for host memory or device memory."""
         if call.module.on_device:
             from hpccoll.runtime.messages.executable import MessageExecutable
 
-            return MessageExecutable(self._context, call, selection, scratch, tag)
+            return MessageExecutable(self, call, scratch, tag)
         from hpccoll.runtime.messages.native_executable import NativeMessageExecutable
 
-        return NativeMessageExecutable(self._context, call, selection, tag)
+        return NativeMessageExecutable(self, call, tag)
 
     def remember(self, call: CollectiveCall, request: Request, *, asynchronous: bool = False) -> None:
-        """Let later calls of the same kind as `call`, the checked call of a request, skip the checks.
+        """Let later calls of the same kind as `call`, which was made from `request`, skip the argument checks.
 
-        With a selection log, which lists the size of every message, every call must go through `select` instead.
+        With a selection log, which lists the size of every message, every call must go through `select`.
         """
-        if self.call_selector.log is None:
+        if self.selector.log is None:
             self.cache.add(call, request, asynchronous=asynchronous)
 
-    def _make_cacheable(self, call: CollectiveCall, selection: Selection) -> PlanExecutable | None:
-        """Return an executable of a selected plan; None if blocking and asynchronous calls run it the same way."""
-        if self._mixed_forms and selection.algorithm is not None and not selection.algorithm.uses_shared_memory:
+    def _make_cacheable(self, call: CollectiveCall) -> PlanExecutable | None:
+        """Return an executable of a call's plan; None if blocking calls must run the plan like asynchronous ones."""
+        if self._mixed_forms and call.algorithm is not None and not call.algorithm.uses_shared_memory:
             return None
-        return self._make_executable(call, selection)
-
-    def _lower(
-        self,
-        algorithm: Algorithm,
-        chunks: int,
-        root: int,
-        count: Count,
-        itemsize: int,
-        in_place: bool,
-        on_device: bool,
-        staged: bool,
-        sizes: tuple[int, ...] | None,
-    ) -> Program:
-        """Lower an algorithm's plan to this rank's program; `Context` describes the arguments."""
-        from hpccoll.runtime.lowering import lower_plan
-
-        return lower_plan(
-            algorithm.plan(self.size, root, chunks, self.nodes),
-            self.rank,
-            count,
-            itemsize,
-            in_place,
-            on_device=on_device,
-            staged=staged,
-            sizes=None if sizes is None else np.array(sizes, np.int64),
-        )
+        return self._make_executable(call)
 
 
 def _key(call: CollectiveCall) -> tuple[Hashable, ...]:
     """Return the cache key of a call on device memory: arguments, dtype, count and addresses."""
-    addresses = tuple(buffer.address if buffer else 0 for buffer in (call.source, call.result))
-    request = (call.operation, call.algorithm, call.root, call.reduction.key)
-    return (*request, call.dtype.name, call.module.name, call.count, *addresses)
+    return *call.plan_key, call.module.name, *call.addresses

@@ -11,8 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from hpccoll.arrays import BoundCall
 from hpccoll.errors import UsageError
-from hpccoll.runtime.arrays import BoundCall
 
 if TYPE_CHECKING:
     from hpccoll.plan import Plan
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Executable(ABC):
     """A collective on fixed buffers: it can run any number of times, and must be freed before MPI is finalized.
 
-    `live` tells whether it can still run: neither it nor a symmetric buffer that it accesses was freed.
+    `live` tells whether the executable can still run: neither the executable nor a symmetric buffer that it accesses
+    was freed, and this process is not a forked child.
     """
 
     __slots__ = ("__weakref__", "live")
@@ -49,10 +50,6 @@ class Executable(ABC):
 
     def free(self) -> None:
         """Release the requests and memory of the executable; a later run raises UsageError."""
-        self.live = False
-
-    def abandon(self) -> None:
-        """Refuse later runs and release nothing; for a forked child process, in which MPI cannot be used."""
         self.live = False
 
     def _require_live(self) -> None:

@@ -9,10 +9,10 @@ from weakref import WeakSet
 
 
 class Abandonable(Protocol):
-    """An object that is hashable and can be referenced weakly."""
+    """An object that `abandon_at_fork` accepts: it is hashable, can be referenced weakly, and has `abandon`."""
 
     def abandon(self) -> None:
-        """Refuse later uses and release nothing."""
+        """Refuse later uses of this object, and release none of its resources."""
 
 
 def abandon_at_fork(owner: Abandonable) -> None:
@@ -25,7 +25,7 @@ def abandon_at_fork(owner: Abandonable) -> None:
 
 @cache
 def _get_owners() -> WeakSet[Abandonable]:
-    """Return the objects of this process that a fork affects."""
+    """Return the set of the objects that were passed to `abandon_at_fork` in this process."""
     owners: WeakSet[Abandonable] = WeakSet()
 
     def abandon_all() -> None:

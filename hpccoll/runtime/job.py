@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.optional_packages import format_install_command
-from hpccoll.runtime import launcher
-from hpccoll.runtime.pmi_relay import shorten_pmi_values
+from hpccoll.processes import launcher
+from hpccoll.processes.pmi_relay import shorten_pmi_values
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,6 +32,7 @@ GRACE_S: Final = 0.5  # on a loaded machine, equal errors of two ranks may be 0.
 ABORT_S: Final = 2.0  # time after which a process ends itself if MPI_Abort has not ended it
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - the memory file system, not a place for temporary files
 _MPICH_SEGMENT: Final = f"{_SHARED_MEMORY}/mpich_"
+_SURVIVES: Final = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm`; after a death, a barrier may never end
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _PACKAGES = {
     "hpccoll": ("hpccoll",),
@@ -80,7 +81,7 @@ class RankLayout:
 
 
 def load_mpi(*, multithreaded: bool = True) -> ModuleType:
-    """Return mpi4py.MPI after initializing MPI, unless it is initialized. mpi4py finalizes MPI at exit.
+    """Return mpi4py.MPI; initialize MPI first if it is not initialized. mpi4py finalizes MPI at exit.
 
     MPI is initialized for MPI_THREAD_MULTIPLE, which hpccoll's own collectives need. With `multithreaded` False, MPI is
     initialized for MPI_THREAD_FUNNELED, and only the MPI library's own functions can be called.
@@ -128,8 +129,9 @@ def _import_mpi() -> ModuleType:
 def get_world() -> MPI.Intracomm:
     """Return MPI.COMM_WORLD, after initializing MPI and checking that the launcher belongs to the MPI library.
 
-    The first call is collective if the environment variable HPCCOLL_START_FILE is set: rank 0 then creates that file
-    when all ranks have started. The job scripts end a launch that does not create the file in time.
+    The first call is collective if the environment variable HPCCOLL_START_FILE is set: when all ranks have started,
+    rank 0 creates the file that the variable names. The project's job scripts end a launch that does not create the
+    file in time.
 
     Raises:
         UnavailableError: mpi4py or the MPI library is not installed.
@@ -150,19 +152,23 @@ def _report_start(comm: MPI.Intracomm) -> None:
     path = os.environ.pop(START_FILE, "")
     if not path:
         return
-    comm.Barrier()
+    if os.environ.get(_SURVIVES):
+        with suppress(_import_mpi().Exception):  # a rank has died
+            comm.Agree(1)
+    else:
+        comm.Barrier()
     if comm.rank == 0:
         with suppress(OSError), open(path, "w", encoding="ascii"):  # noqa: PTH123 - `pathlib` takes 5 ms to import
             pass
 
 
 def wait_for_lower_ranks(rank: int) -> None:
-    """Pause, so that if all ranks fail alike, the lowest rank reports it and ends the job while the others pause."""
+    """Pause for 0.5 s per lower rank, at most 4 s, so that the lowest of several failing ranks ends the job first."""
     time.sleep(min(rank, 8) * GRACE_S)
 
 
 def abort(status: int) -> None:
-    """Flush stdout and stderr and end all ranks with exit status `status`; without MPI, exit this process only.
+    """Flush stdout and stderr and end all ranks with exit status `status`; without MPI, raise SystemExit here.
 
     MPICH's file in /dev/shm, which MPI_Abort would leave behind, is removed on this node.
     """
@@ -183,7 +189,7 @@ def abort(status: int) -> None:
 
 
 def _unlink_mpich_segments() -> None:
-    """Remove the names of the files in /dev/shm through which this process exchanges messages in MPICH."""
+    """Unlink the files in /dev/shm through which MPICH exchanges the messages of this process."""
     with suppress(OSError), open("/proc/self/maps", encoding="ascii", errors="replace") as maps:  # noqa: PTH123 - fast
         for path in {line.rstrip("\n").partition("/")[2] for line in maps if _MPICH_SEGMENT in line}:
             with suppress(OSError):
@@ -214,7 +220,10 @@ def collect_versions() -> dict[str, str | None]:
 
 
 def _find_version(names: tuple[str, ...]) -> str | None:
-    """Return the version of the first installed package of `names`, with its name if `names` has several."""
+    """Return the version of the first installed package of `names`, or None if no package is installed.
+
+    If there are several `names`, the returned string has the package's name before the version.
+    """
     from importlib import metadata
 
     for name in names:
@@ -227,7 +236,7 @@ def _find_version(names: tuple[str, ...]) -> str | None:
 
 
 def list_world_ranks(comm: MPI.Intracomm) -> tuple[int, ...] | None:
-    """Return the ranks in MPI.COMM_WORLD of a communicator's ranks; None if one of them is not in MPI.COMM_WORLD."""
+    """Return a communicator's ranks as ranks of MPI.COMM_WORLD; None if one of them is not in MPI.COMM_WORLD."""
     module = load_mpi()
     own, world = comm.Get_group(), module.COMM_WORLD.Get_group()
     ranks = tuple(own.Translate_ranks(range(comm.size), world))
@@ -237,11 +246,12 @@ def list_world_ranks(comm: MPI.Intracomm) -> tuple[int, ...] | None:
 
 
 def _identify_host(name: str) -> tuple[str, str, str, int]:
-    """Return a key that two ranks have in common only if they share memory.
+    """Return a key that is equal on two ranks only if these ranks share memory.
 
     The key consists of the host's `name`, its name in SLURM, the id of the boot of its machine, and the device number
     of its /dev/shm. `MPI.Comm.Split_type` would be wrong: under some distributions of `srun`, MPICH reports each rank
-    as alone on its host. In a lab without namespaces, the nodes differ by their names in SLURM only.
+    as alone on its host. In a lab (a SLURM cluster emulated on one machine) without namespaces, the nodes differ only
+    in their SLURM names.
     """
     boot, memory = "", 0
     with suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:  # noqa: PTH123 - `pathlib` takes 5 ms to import
@@ -252,7 +262,7 @@ def _identify_host(name: str) -> tuple[str, str, str, int]:
 
 
 def _get_namespace() -> int:
-    """Return the number of this process's namespace of process ids; 0 where namespaces are unknown."""
+    """Return the inode number of this process's PID namespace; 0 on systems without namespaces."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
     except OSError:
@@ -291,7 +301,7 @@ def detect_layout(comm: MPI.Intracomm, recorder_file: str = "") -> RankLayout:
 
 
 def _find_emulated_node(world_rank: int, environ: Mapping[str, str]) -> int:
-    """Return the number of this rank's node among the nodes that HPCCOLL_RANKS_PER_NODE emulates; 0 if it is not set.
+    """Return the number of this rank's node among the nodes that HPCCOLL_RANKS_PER_NODE emulates; 0 if unset.
 
     For debugging, HPCCOLL_RANKS_PER_NODE=k splits a host's ranks into nodes of k consecutive world ranks.
     """
@@ -318,5 +328,5 @@ def find_commit() -> str | None:
 
 
 def is_interactive() -> bool:
-    """Whether Python or IPython shows exceptions to a user who goes on typing."""
+    """Whether this is an interactive session of Python or IPython, which goes on after an exception."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)

@@ -1,4 +1,4 @@
-"""Plans in native code: their programs, and the base class of the executables that run them."""
+"""Plans that C code runs: their programs, and the base class of the executables that run them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from hpccoll.arrays.host_reducers import make_reducer
+from hpccoll.lowering.native_rows import RESULT, TILE_BYTES, Row, divide_row
 from hpccoll.native import Program
-from hpccoll.runtime.arrays.host_reducers import make_reducer
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.instructions import RESULT, TILE_BYTES, Row, divide_row
-from hpccoll.runtime.plan_executable import Context, PlanExecutable, PlanKind
+from hpccoll.runtime.plan_executable import PlanContext, PlanExecutable
 from hpccoll.runtime.progress import InFlight
-from hpccoll.selection import Selection
 
 
 def make_program(
-    kind: PlanKind,
+    context: PlanContext,
+    call: CollectiveCall,
     rows: list[Row],
     scratch: int,
     shared: Sequence[int] = (),
@@ -26,21 +26,22 @@ def make_program(
     bounce: int = -1,
     requests: int | None = None,
 ) -> Program:
-    """Return the native program of rows of instructions, for calls of a kind.
+    """Return a `Program` of the native extension, which runs rows of instructions for calls like `call`.
 
     Args:
+        rows: the instructions, as hpccoll/lowering/native_rows.py makes them.
         scratch: bytes of scratch memory.
         shared: bytes of each memory that other ranks own or access.
         divides: whether the program divides the result, if the reduction is `avg`.
-        bounce: where the buffer for memory of other processes is in scratch memory; negative if there is none.
-        requests: the number of requests of the messages; None for a program without messages.
+        bounce: the offset in scratch memory of a buffer for copies from other processes; negative if there is none.
+        requests: the number of MPI requests that the messages need; None for a program without messages.
     """
-    call, ranks, result, divider = kind.call, kind.context.comm.size, kind.nbytes[RESULT], None
+    ranks, result, divider = context.size, call.nbytes[RESULT], None
     if divides and call.reduction.divides and result:
         rows = [*rows, divide_row(result)]
         divider = make_reducer("divide", call.dtype, ranks)
     reducer = make_reducer(call.reduction.function, call.dtype) if call.operation.reduces else None
-    words, limits = np.array(rows, np.int64).reshape(-1, 8), np.array([*kind.nbytes, scratch, *shared], np.int64)
+    words, limits = np.array(rows, np.int64).reshape(-1, 8), np.array([*call.nbytes, scratch, *shared], np.int64)
     messages = (0, 0) if requests is None else (requests, ranks)
     return Program(words, limits, reducer, divider, TILE_BYTES, bounce, *messages)
 
@@ -50,11 +51,10 @@ class NativeExecutable(PlanExecutable):
 
     __slots__ = ("_addresses", "_earlier", "_native")
 
-    def __init__(self, context: Context, call: CollectiveCall, selection: Selection) -> None:
-        super().__init__(context, call, selection)
+    def __init__(self, context: PlanContext, call: CollectiveCall) -> None:
+        super().__init__(context, call)
         self._after = ()  # the native code divides
-        source, result = (buffer.address if buffer else 0 for buffer in (self._call.source, self._call.result))
-        self._addresses = source, result
+        self._addresses = self._call.addresses
         self._native: Callable[[int, int], object] | None = None
         self._earlier: Collection[InFlight] = ()  # asynchronous runs that a blocking run waits for
 
@@ -73,7 +73,8 @@ class NativeExecutable(PlanExecutable):
     def make_start(self) -> Callable[[int, int, object], InFlight]:
         """Return a function that starts a run on the addresses of an input and output in memory of the same kind.
 
-        The function returns the run in flight; its third argument is an object that is kept alive until the run's end.
+        The function returns the run in flight. The function's third argument is an object that is kept alive until the
+        end of the run.
         """
 
     def run(self) -> None:
@@ -89,11 +90,11 @@ class NativeExecutable(PlanExecutable):
         self._native(*self._addresses)
 
     def start(self) -> InFlight:
-        """Start a run on this executable's buffers, which are kept alive until its end."""
+        """Start a run on this executable's buffers; return the operation in flight, which keeps the buffers alive."""
         self._require_live()
         return self.make_start()(*self._addresses, self._call)
 
     def free(self) -> None:
-        """Free the executable; a later run raises UsageError. A run in flight goes on."""
+        """Free the executable, but let a run in flight go on; a later run raises UsageError."""
         super().free()
         self._native = None

@@ -1,4 +1,4 @@
-"""Fast checks and views of plain arrays, which need none of the other checks of a collective's arguments.
+"""Fast checks of plain arrays, which need none of the other checks of a collective's arguments.
 
 A plain array is a NumPy array, or a torch tensor on the CPU, that is C-contiguous, writable and no instance of a
 subclass.
@@ -14,7 +14,10 @@ from mpi4py import MPI
 
 
 def is_plain(x: Any) -> bool:
-    """Whether an object is a plain array; answered without importing torch."""
+    """Whether `x` is a plain array: a C-contiguous, writable NumPy array or CPU torch tensor, not of a subclass.
+
+    Does not import torch.
+    """
     if type(x) is np.ndarray:
         return bool(x.flags.carray)
     torch = sys.modules.get("torch")
@@ -24,10 +27,5 @@ def is_plain(x: Any) -> bool:
 
 
 def get_address(x: Any) -> int:
-    """Return the address of a plain array's first element."""
+    """Return the address of the first element of a NumPy array or CPU torch tensor."""
     return int(MPI.Get_address(x) if type(x) is np.ndarray else x.data_ptr())
-
-
-def as_mpi_buffer(x: Any) -> Any:
-    """Return a plain array's memory as an object that mpi4py accepts."""
-    return x if type(x) is np.ndarray else MPI.buffer.fromaddress(x.data_ptr(), x.nbytes)

@@ -1,63 +1,74 @@
-"""The kinds of calls by plans, the base class of executables of plans, and the state that executables share."""
+"""The state that the executables of one communicator share, and the base class of executables that run plans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import numpy as np
+
+from hpccoll.arrays import FlatArray, Scratch, take_scratch
 from hpccoll.native import EntryRing
-from hpccoll.runtime.arrays import FlatArray, ScratchPool
-from hpccoll.runtime.collective_call import (
-    CollectiveCall,
-    bind_epilogue,
-    bind_prologue,
-    describe_call,
-    without_arrays,
-)
+from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue, without_arrays
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
-from hpccoll.selection import Selection
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from hpccoll.plan import Algorithm, Plan
-    from hpccoll.runtime.lowering import Program
+    from hpccoll.lowering import Program
+    from hpccoll.plan import Algorithm, Count, Plan
 
 
 BLOCKING_TAG: Final = 1  # the MPI tag of blocking plans of messages, of which each ends before the next begins
 NATIVE_CALLS: Final = 256  # most native calls that are kept
+PROGRAMS: Final = 256  # most programs that are kept
 Native = TypeVar("Native")
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The state that the executables of one communicator share.
+class PlanContext:
+    """What the executables of one communicator share: its memory, and its programs and native calls; see `Engine`.
 
-    `lower(algorithm, chunks, root, count, itemsize, in_place, on_device, staged, sizes)` returns this rank's program
-    (its instructions) from a cache. `staged` selects loads and stores in shared-memory slots. `sizes` is the number of
-    elements of each chunk in a program for one segment, otherwise None.
-    `takes_device_memory` returns whether MPI accepts device memory; its first call may start probe processes.
-    Blocking plans of messages use `scratch`; plans that use shared memory, of which one runs at a time also if they are
-    asynchronous, use `shared_scratch`.
+    Blocking plans of messages use `scratch`. Plans that use shared memory have `shared_scratch` in common, because only
+    one of them runs at a time, even if they are asynchronous.
+
+    Args:
+        nodes: the ranks of each node.
+        node: the memory that the ranks of this node share.
+        takes_device_memory: returns whether MPI accepts device memory; its first call may start probe processes.
     """
 
-    comm: MPI.Intracomm
-    node: NodeMemory
-    progress: Progress
-    state: CallRecorder
-    scratch: ScratchPool
-    lower: Callable[..., Program]
-    takes_device_memory: Callable[[], bool]
-    shared_scratch: ScratchPool = field(default_factory=ScratchPool)
-    native: dict[Hashable, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        nodes: tuple[tuple[int, ...], ...],
+        node: NodeMemory,
+        progress: Progress,
+        state: CallRecorder,
+        takes_device_memory: Callable[[], bool],
+    ) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.nodes, self.node, self.progress, self.state = nodes, node, progress, state
+        self.takes_device_memory = takes_device_memory
+        self.scratch: Scratch = {}
+        self.shared_scratch: Scratch = {}
+        self.native: dict[Hashable, Any] = {}
+        self._lower = lru_cache(PROGRAMS)(partial(_lower, comm.rank, comm.size, nodes))
+
+    def lower(self, call: CollectiveCall, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
+        """Return this rank's program (its instructions) for calls like `call`, from a cache.
+
+        `sizes` is the number of elements of each chunk, for a program that works on one segment; None for whole chunks.
+        `staged` selects loads and stores in shared-memory slots instead of the users' arrays.
+        """
+        shape = call.root, call.count, call.dtype.itemsize, call.in_place, call.module.on_device
+        return self._lower(call.algorithm, call.chunks, *shape, staged, sizes)
 
     def get_native(self, key: Hashable, make: Callable[[], Native]) -> Native:
-        """Return the native call with the key `key`; `make` makes it at the first request."""
+        """Return the native call (run by C code) that is cached under `key`; call `make` if none is cached."""
         native: Native | None = self.native.get(key)
         if native is None:
             if len(self.native) >= NATIVE_CALLS:
@@ -65,82 +76,50 @@ class Context:
             native = self.native[key] = make()
         return native
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlanKind:
-    """A kind of calls by a plan: calls that agree in everything but the addresses of their arrays.
-
-    Args:
-        call: a call of this kind, without arrays.
-        in_place: whether each chunk that is in both input and output is at the same address in both.
-    """
-
-    context: Context
-    algorithm: Algorithm | None
-    chunks: int
-    call: CollectiveCall
-    in_place: bool
-
-    @property
-    def nbytes(self) -> tuple[int, int]:
-        """The bytes of input and output."""
-        source, result = (buffer.nbytes if buffer else 0 for buffer in (self.call.source, self.call.result))
-        return source, result
-
-    def lower(self, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
-        """Return this rank's program (its instructions) for calls of this kind, from the communicator's cache.
-
-        `sizes` is the number of elements of each chunk, for a program that works on one segment; None for whole chunks.
-        `staged` selects loads and stores in shared-memory slots instead of the users' arrays.
-        """
-        call = self.call
-        shape = call.root, call.count, call.dtype.itemsize, self.in_place, call.module.on_device
-        return self.context.lower(self.algorithm, self.chunks, *shape, staged, sizes)
-
-    def make_key(self, form: str) -> tuple[Hashable, ...]:
-        """Return the key of a native call in `Context.native`; `form` names a variant, such as `staged`."""
-        call = self.call
-        shape = call.operation, call.root, call.count, call.dtype.name, call.reduction.key, self.in_place, *self.nbytes
-        return form, self.algorithm, self.chunks, *shape
-
-    def get_compared_arguments(self) -> tuple[object, ...]:
-        """Return the arguments that must be equal on all ranks of a node, in the order of COMPARED_ARGUMENTS."""
-        call, algorithm = self.call, self.algorithm
-        memory = "device" if call.module.on_device else "host"
-        name = algorithm.name if algorithm else ""
-        arguments = (name, self.chunks, call.root, call.count, call.dtype.name, call.reduction.name)
-        return (call.operation.value, *arguments, memory)
-
-    def describe(self) -> bytes:
-        """Return the common part of the calls' entries in the flight recorder."""
-        return describe_call(self.context.state, self.call, self.algorithm)
-
-    def get_entry(self) -> tuple[CallRecorder, EntryRing, str, bytes]:
+    def get_entry(self, call: CollectiveCall) -> tuple[CallRecorder, EntryRing, str, bytes]:
         """Return the recorder arguments of a native call: `calls`, `ring`, `name` and `description`."""
-        state = self.context.state
-        return state, state.recorder.take_entry, self.call.operation.value, self.describe()
+        return self.state, self.state.recorder.take_entry, call.operation.value, call.describe(self.state)
+
+
+def _lower(
+    rank: int,
+    size: int,
+    nodes: tuple[tuple[int, ...], ...],
+    algorithm: Algorithm,
+    chunks: int,
+    root: int,
+    count: Count,
+    itemsize: int,
+    in_place: bool,
+    on_device: bool,
+    staged: bool,
+    sizes: tuple[int, ...] | None,
+) -> Program:
+    """Lower an algorithm's plan to the program of `rank`; `PlanContext.lower` describes `staged` and `sizes`."""
+    from hpccoll.lowering import lower_plan
+
+    plan = algorithm.plan(size, root, chunks, nodes)
+    elements = None if sizes is None else np.array(sizes, np.int64)
+    return lower_plan(plan, rank, count, itemsize, in_place, on_device=on_device, staged=staged, sizes=elements)
 
 
 class PlanExecutable(Executable):
-    """The base class of executables that run plans; if `scratch` is None, scratch memory is the communicator's."""
+    """The base class of executables that run the plan of a call's algorithm.
 
-    __slots__ = ("_after", "_algorithm", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state")
+    Args:
+        scratch: the scratch memory; None means the memory that blocking calls share.
+    """
 
-    def __init__(
-        self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
-    ) -> None:
+    __slots__ = ("_after", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state")
+
+    def __init__(self, context: PlanContext, call: CollectiveCall, scratch: Scratch | None = None) -> None:
         super().__init__()
-        self._context, self._algorithm, self._state = context, selection.algorithm, context.state
-        self._scratch = scratch or context.scratch
-        self._call, self._before, in_place = bind_prologue(call, context.comm.rank)
-        self._after = bind_epilogue(call, context.comm.size)
-        self._kind = PlanKind(context, selection.algorithm, selection.chunks, without_arrays(self._call), in_place)
-        self._begin = partial(context.state.begin, call.operation.value, self._kind.describe())
-
-    @property
-    def algorithm(self) -> Algorithm | None:
-        """The algorithm of the plan."""
-        return self._algorithm
+        self._context, self._state = context, context.state
+        self._scratch = context.scratch if scratch is None else scratch
+        self._call, self._before = bind_prologue(call)
+        self._after = bind_epilogue(call, context.size)
+        self._kind = without_arrays(self._call)  # native calls refer to it, and must keep no arrays alive
+        self._begin = partial(context.state.begin, call.operation.value, self._kind.describe(context.state))
 
     @property
     def plan(self) -> Plan:
@@ -149,17 +128,17 @@ class PlanExecutable(Executable):
 
     def _lower(self) -> Program:
         """Return this rank's program (its instructions)."""
-        return self._kind.lower()
+        return self._context.lower(self._kind)
 
     def _take_scratch(self, count: int) -> FlatArray:
-        """Return `count` elements of scratch memory, which later operations overwrite."""
-        return self._scratch.take(self._call.module, self._call.dtype, count)
+        """Return an array of `count` elements of scratch memory, which later operations overwrite."""
+        return take_scratch(self._scratch, self._call.module, self._call.dtype, count)
 
     def bind(self) -> None:
-        """Prepare for many runs; only messages in device memory need it."""
+        """Prepare for many runs; only messages in device memory need this preparation."""
 
     def free(self) -> None:
         """Release memory and bound functions; a later run raises UsageError."""
         super().free()
         self._before, self._after = (), ()
-        self._call = without_arrays(self._call)
+        self._call = self._kind

@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from hpccoll.errors import CommunicationError, HpccollError, UsageError, WaitTimeoutError
 from hpccoll.native import MpiFunctions, configure_progress, set_polling, stop_progress
-from hpccoll.runtime.backoff import Backoff, settle
+from hpccoll.runtime.backoff import POLLED_TAG, Backoff, settle
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.running_clock import MOST_STEP_S
@@ -31,9 +31,6 @@ from hpccoll.runtime.signal_errors import is_raised_by_signal_handler
 Result = TypeVar("Result")
 NEVER: Final = float("inf")
 TIME_IS_UP: Final = "other ranks did not arrive in time"
-# The tag of the probes of MPI.COMM_WORLD that let MPI advance; hpccoll sends no message with the probed tag.
-# MPICH does not advance accesses to windows during a probe of MPI.COMM_SELF.
-POLLED_TAG: Final = 32767
 POLLS: Final = 16  # polls between two pauses of `wait_until`; each poll moves a few KiB of a long message
 
 
@@ -54,8 +51,8 @@ class InFlight(ABC):
     def advance(self) -> bool:
         """Advance as far as possible without blocking; return whether the operation is done.
 
-        An exception is kept in `error`, because the caller may be waiting for another operation. The exception is
-        raised as well if a signal handler has raised it. Does nothing while another thread advances the operation.
+        An exception is kept in `error`, because the caller may be waiting for another operation. An exception that a
+        signal handler raised is also raised here. Does nothing while another thread advances the operation.
         """
         if not self.done and not self._is_advancing:
             self._is_advancing = True  # no thread can run between the test and this line
@@ -121,13 +118,14 @@ class InFlight(ABC):
 
 
 class Progress:
-    """All operations in flight of this process; true if any is a plan, because plans do not advance by themselves.
+    """All operations in flight of this process; truthy if one is a plan, because plans do not advance by themselves.
 
     `operations` are plans, in the order of their start. `transfers` are requests that MPI advances in any MPI call:
     sends, receives and the MPI library's own collectives. `Progress` keeps an operation alive until it is done.
     `hand_over` adds to `transfers` the messages that the extension has started and tests by itself.
     `deadline` is the time on the monotonic clock after which blocking waits raise WaitTimeoutError; infinite if there
-    is none; it moves on by the time in which the process is suspended. `cores_per_rank` is that of the layout.
+    is none. The time in which the process is suspended does not count. `cores_per_rank` is the least value of
+    `RankLayout.cores_per_rank` of all communicators made so far.
 
     Args:
         poll_mpi: a function that lets MPI advance without blocking.
@@ -159,7 +157,7 @@ class Progress:
         return self.cores_per_rank < 1
 
     def connect(self, functions: MpiFunctions) -> None:
-        """Let the progress thread call MPI's `functions`, and take over the messages that were started by them."""
+        """Let the progress thread call MPI's `functions`, and let `hand_over` add the messages started by them."""
         configure_progress(functions, self.cores_per_rank)
         self.hand_over = functions.hand_over
 
@@ -168,13 +166,13 @@ class Progress:
         self.operations[operation] = None
 
     def add_transfer(self, transfer: InFlight) -> None:
-        """Add requests in flight that MPI advances by itself."""
+        """Add an operation in flight that MPI advances by itself."""
         self.transfers[transfer] = None
         if len(self.transfers) == 1:
             set_polling(True)
 
     def forget_transfer(self, transfer: InFlight) -> None:
-        """Remove requests that are done; without others, the progress thread need not let MPI advance."""
+        """Remove a completed transfer; after the last transfer, the progress thread stops polling MPI."""
         self.transfers.pop(transfer, None)
         if not self.transfers:
             set_polling(False)
@@ -187,8 +185,8 @@ class Progress:
     def advance(self) -> bool:
         """Advance every in-flight plan as far as possible without blocking, and let MPI move its messages.
 
-        Completed operations are removed. One transfer per call is tested, in turn, because one test lets MPI advance
-        all of them. Returns False without an effect if an advancing operation or another thread is in this function.
+        Completed operations are removed. Each call tests only one transfer, in turn, because one test lets MPI advance
+        all transfers. Returns False without an effect if this function is already running.
         """
         if self._is_advancing:
             return False
@@ -218,27 +216,27 @@ class Progress:
             self.release_garbage()
 
     def release_garbage(self) -> None:
-        """Call the functions that `discard` has got; not for finalizers."""
+        """Call the functions that were passed to `discard`; finalizers must not call `release_garbage`."""
         while self.garbage:
             self.garbage.popleft()()
 
     def end(self) -> None:
-        """Release the garbage now, and later garbage at once; for the end of the program."""
+        """At the end of the program, call the functions passed to `discard`; call functions passed later at once."""
         self._is_ending = True
         stop_progress()  # first, because the thread uses the memory of operations in flight
         self.release_garbage()
 
     def stop_wait(self, state: CallRecorder) -> None:
-        """Let the current wait of a call on the communicator of `state` raise its error; for another thread."""
+        """Let a wait of another thread, on `state`'s communicator, raise the error of this communicator."""
         self._interrupted, self.deadline = state, -NEVER
 
     def limit_waits(self, seconds: float) -> None:
-        """Let blocking waits raise WaitTimeoutError after `seconds` in which this process runs."""
+        """Let blocking waits raise WaitTimeoutError once this process has run for `seconds` from now."""
         self._checked = time.monotonic()
         self.deadline = self._checked + seconds
 
     def _is_late(self) -> bool:
-        """Whether `deadline` has passed; a long time between two calls of this function counts as suspended."""
+        """Whether `deadline` has passed; of the time between two calls of this function, at most MOST_STEP_S counts."""
         now = time.monotonic()
         if now - self._checked > MOST_STEP_S and self._checked:
             self.deadline += now - self._checked - MOST_STEP_S
@@ -251,7 +249,7 @@ class Progress:
             self._raise_late()
 
     def _raise_late(self) -> None:
-        """Raise the error of a wait after `deadline`; return if `stop_wait` meant a wait that has ended."""
+        """Raise the error of a wait after `deadline`; return if `stop_wait` was called for a wait that has ended."""
         state, self._interrupted = self._interrupted, None
         if state is None:
             raise WaitTimeoutError(TIME_IS_UP)
@@ -265,7 +263,7 @@ class Progress:
         return self._left_in_mpi is not None and self._left_in_mpi.is_alive()
 
     def prepare_fork(self) -> None:
-        """Let the child know of all messages in flight, so that `abandon` finds them."""
+        """Before a fork, add all messages in flight to `transfers`, so that `abandon` finds them in the child."""
         self.hand_over()
 
     def abandon(self) -> None:
@@ -280,7 +278,7 @@ class Progress:
         self.transfers.clear()
 
     def make_backoff(self) -> Backoff:
-        """Return the pauses of a wait whose polls may move data of a long message; they sleep if ranks share cores."""
+        """Return a `Backoff` for a wait whose polls may move data of a long message; it sleeps if ranks share cores."""
         oversubscribed = self.oversubscribed
         return Backoff(spins=not oversubscribed, sleeps=oversubscribed)
 
@@ -312,7 +310,7 @@ class Progress:
             self.idle(backoff)
 
     def attend(self) -> bool:
-        """Advance the operations in flight during a wait of native code; return whether there are any.
+        """Advance the operations in flight during a wait of native code; return whether any operation is in flight.
 
         Without operations in flight, MPI is polled, because a message that MPI has buffered moves on only inside an MPI
         call.
@@ -401,6 +399,6 @@ def _poll_mpi() -> None:
 
 
 def _delete_attribute(key: int, process: int) -> None:
-    """Remove the attribute of COMM_SELF that `get_progress` has set, unless this is a fork of the process."""
+    """Remove the attribute of COMM_SELF that `get_progress` has set, unless this process is a forked child."""
     if os.getpid() == process and not MPI.Is_finalized():
         MPI.COMM_SELF.Delete_attr(key)

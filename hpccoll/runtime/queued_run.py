@@ -1,8 +1,8 @@
-"""Asynchronous runs of native plans: of messages, on one node (which stop at each fence), or two-level.
+"""Asynchronous runs of plans by C code: plans of messages, shared-memory plans of one node, and two-level plans.
 
-Runs on one node, and two-level runs, form a queue each: blocking and asynchronous runs of a communicator use the same
-barrier and slots, and run one after the other in the order of their calls. Some ranks may therefore call a collective
-blocking and others asynchronously.
+The runs of shared-memory plans form a queue, and those of two-level plans form another. Blocking and asynchronous runs
+of a communicator use the same barrier and slots, and run one after the other in the order of their calls. Some ranks
+may therefore call a collective blocking while other ranks call it asynchronously.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+from hpccoll.arrays import BoundCall, run_all
 from hpccoll.errors import HpccollError
 from hpccoll.native import MessageRun, QueuedRun
-from hpccoll.runtime.arrays import BoundCall, run_all
 from hpccoll.runtime.progress import InFlight
 
 
 class NativeRun(InFlight):
-    """A native run of a plan in flight, which the progress thread advances, too."""
+    """A run of a plan by C code, in flight; the progress thread advances it, too."""
 
     __slots__ = ("native",)
     native: QueuedRun | MessageRun
@@ -33,16 +33,16 @@ class NativeRun(InFlight):
         return self.native.advance()
 
     def is_settled(self) -> bool:
-        """Whether the other ranks no longer read this rank's memory for what the run has begun."""
+        """Whether other ranks have finished reading this rank's memory for this run."""
         return self.native.is_settled()
 
     def abandon(self) -> None:
-        """Take the run from the progress thread."""
+        """Keep the progress thread from advancing the run any further."""
         self.native.abandon()
 
 
 class RunInQueue(NativeRun):
-    """A native run of a queue, which follows the runs before it, and leaves the queue when it is done.
+    """A run of a plan by C code that begins after the earlier runs of its queue, and leaves the queue when it is done.
 
     Args:
         buffers: address and bytes of the input and of the output.
@@ -57,7 +57,7 @@ class RunInQueue(NativeRun):
         queue.append(self)
 
     def accesses(self, address: int, nbytes: int) -> bool:
-        """Whether the run's input or output has some of `nbytes` bytes at an address."""
+        """Whether the run's input or output overlaps the `nbytes` bytes at `address`."""
         return any(begin < address + nbytes and address < begin + size for begin, size in self._buffers)
 
     def _advance(self) -> bool:
@@ -100,20 +100,20 @@ class RunInQueue(NativeRun):
 def bind_start(
     make_run: Callable[..., QueuedRun], queue: deque[RunInQueue], steps: Sequence[BoundCall], nbytes: tuple[int, int]
 ) -> Callable[[int, int, object], RunInQueue]:
-    """Return a function that starts a run on the addresses of an input and an output, which follows those in `queue`.
+    """Return a function that starts a run after those in `queue`, on the addresses of an input and an output.
 
     The function's third argument is an object that is kept alive until the end of the run.
 
     Args:
-        make_run: makes the native run of both addresses, the previous run, a function to call before the run, and the
-            object that is kept alive.
-        steps: local work before a run. If an earlier run accesses the buffers, a call of hpccoll carries out the steps
-            when the earlier runs are done; the progress thread cannot.
-        nbytes: bytes of input and output.
+        make_run: returns the native run; called with both addresses, the previous run, a function to call before the
+            run, and the object to keep alive.
+        steps: functions that do the local work before a run. If an earlier run accesses the buffers, `steps` run in a
+            call of hpccoll after the earlier runs are done, because the progress thread cannot run them.
+        nbytes: the sizes in bytes of the input and the output.
     """
 
     def start(source: int, result: int, keep: object) -> RunInQueue:
-        """Start a run at these addresses."""
+        """Start a run on an input and an output at two addresses."""
         buffers = (source, nbytes[0]), (result, nbytes[1])
         before: BoundCall | None = None
         if steps and any(earlier.accesses(*buffer) for earlier in queue for buffer in buffers):

@@ -1,4 +1,4 @@
-"""Tells exceptions that a signal handler of the program has raised from errors of the code that it interrupted."""
+"""Distinguishes exceptions that the program's signal handlers raise from errors of the code that they interrupt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import CodeType
 
 
 def is_raised_by_signal_handler(error: BaseException) -> bool:
-    """Whether a handler that is installed now has raised `error`, as a time limit by SIGALRM does."""
+    """Whether a currently installed signal handler has raised `error`, as a time limit by SIGALRM does."""
     handlers = set(_list_handlers())
     return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
 

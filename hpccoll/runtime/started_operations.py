@@ -13,19 +13,22 @@ from hpccoll.runtime.recorder.interruption import LostRanks
 
 
 class StartedOperations:
-    """The asynchronous collectives of one communicator; they are referenced weakly until an interruption.
+    """The asynchronous collectives of one communicator, which fail when the communicator becomes unusable.
+
+    Operations that have not failed are referenced weakly. `failed` keeps the operations that were ended, because MPI
+    may still write to their memory.
 
     Args:
         progress: the operations in flight of the process.
-        state: the calls of the communicator.
-        retract: keeps other ranks from passing a fence in shared memory for which they wait, or will wait.
+        state: records the calls of the communicator, and whether it is unusable.
+        retract: a function that keeps other ranks from passing any further fence in shared memory.
     """
 
     def __init__(self, progress: Progress, state: CallRecorder, retract: Callable[[], object]) -> None:
         self._progress, self._state, self._retract = progress, state, retract
         # Unlike a WeakSet, a dictionary can be listed while another thread adds to the dictionary.
         self._operations: WeakValueDictionary[int, InFlight] = WeakValueDictionary()
-        self._failed: list[InFlight] = []  # kept alive, because MPI may still write to their memory
+        self.failed: list[InFlight] = []  # kept alive, because MPI may still write to their memory
         self._settled: set[InFlight] = set()
 
     def add(self, operation: InFlight) -> None:
@@ -39,19 +42,15 @@ class StartedOperations:
     def fail(self, make_error: Callable[[str], CommunicationError]) -> None:
         """Let the operations in flight fail, because the communicator has become unusable.
 
-        `make_error` returns the error for the name of an operation. An operation that an exception has ended fails with
-        its own error, but may also have begun to send messages.
+        `make_error` returns the error for the name of an operation. An operation that an exception has already ended
+        keeps its own error; it is added to `failed` as well, because its messages may still be in flight.
         """
         for operation in self.list_live():
             if not operation.done or operation.error is not None:
                 operation.abandon()
                 name = operation.awaited.name if operation.awaited is not None else ""
                 operation.error, operation.done = operation.error or make_error(name), True
-                self._failed.append(operation)
-
-    def list_failed(self) -> list[InFlight]:
-        """Return the operations that `fail` has ended."""
-        return list(self._failed)
+                self.failed.append(operation)
 
     def settle(self) -> None:
         """Wait up to SETTLE_S seconds until other ranks no longer read memory of failed operations and of sends.
@@ -64,7 +63,7 @@ class StartedOperations:
         if isinstance(self._state.interruption, LostRanks):
             self._retract()
             return
-        operations = *self._failed, *self._progress.list_transfers(self._state)
+        operations = *self.failed, *self._progress.list_transfers(self._state)
         waiting = [operation for operation in operations if operation not in self._settled]
         settle([operation.is_settled for operation in waiting])
         self._settled.update(waiting)

@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 
 from mpi4py import MPI
 
+from hpccoll.arrays import BoundCall
 from hpccoll.errors import DEBUG_HINT, CommunicationError, WaitTimeoutError
 from hpccoll.native import StartedMessage
-from hpccoll.runtime.arrays import BoundCall
 from hpccoll.runtime.progress import InFlight, Progress
 from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.running_clock import RunningClock
@@ -76,7 +76,7 @@ class Work(Generic[ResultT]):
         """Block until the operation is complete and return the result array.
 
         Args:
-            timeout: seconds after which to give up, without those in which the process is suspended; None waits
+            timeout: seconds after which to give up, not counting time in which the process is suspended; None waits
                 forever.
 
         Raises:
@@ -109,17 +109,20 @@ class MessageWork(StartedMessage, Work[Any]):
 
 
 class MpiTransfer(InFlight):
-    """A message between two ranks, sent in one or more segments, or a collective of the MPI library, in flight.
+    """An operation in flight: a message between two ranks, in one or more segments, or an MPI library collective.
 
     Args:
-        description: the rank and what it does, for error messages.
+        description: names the rank and its operation in error messages.
         requests: the requests of the segments, in order; a collective has one.
-        last: calls to make when all requests are complete.
+        last: functions to call when all requests are complete.
         sizes: bytes that each received segment must have; empty for a send or a collective.
         keep: objects whose memory MPI reads or writes until all requests are complete.
+        note_bytes: bytes behind the data in the last segment (dtype_check.py); `sizes` does not count them.
     """
 
-    __slots__ = ("_description", "_failure", "_keep", "_last", "_requests", "_sizes", "_status", "source")
+    __slots__ = (
+        "_description", "_failure", "_keep", "_last", "_note_bytes", "_requests", "_sizes", "_status", "source"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -128,8 +131,10 @@ class MpiTransfer(InFlight):
         last: list[BoundCall],
         sizes: Sequence[int] = (),
         keep: tuple[Any, ...] = (),
+        note_bytes: int = 0,
     ) -> None:
         super().__init__()
+        self._note_bytes = note_bytes
         self._description, self._requests, self._last, self._sizes = description, requests, last, list(sizes)
         self._keep, self._status = keep, MPI.Status() if sizes else None
         self._failure: CommunicationError | None = None  # the first error of a receive
@@ -160,7 +165,7 @@ class MpiTransfer(InFlight):
         return True
 
     def is_settled(self) -> bool:
-        """Whether this is a receive, or a send or collective whose requests are complete or have failed."""
+        """Whether all requests are complete or have failed; always true for a receive, because it sends no data."""
         try:
             return self._status is not None or bool(MPI.Request.Testall(self._requests))
         except MPI.Exception:  # the communicator has been revoked
@@ -174,13 +179,15 @@ class MpiTransfer(InFlight):
                     request.Cancel()
 
     def _check_received(self, status: MPI.Status) -> None:
-        """Take the sender of a received segment; raise CommunicationError unless the segment has the expected size."""
+        """Record the sender of a received segment; raise CommunicationError if the segment has an unexpected size."""
         self.source, received = status.source, status.Get_count(MPI.BYTE)
+        if len(self._sizes) == 1:
+            received -= self._note_bytes
         if received != self._sizes[0]:
             raise explain_wrong_size(self._description, received, self._sizes[0])
 
     def _keep_failure(self, error: MPI.Exception | CommunicationError) -> None:
-        """Cancel the other segments of a receive, and keep the first error; raise the error of another operation."""
+        """On a receive, cancel the other segments and keep the first error; on another operation, raise the error."""
         receives = self._status is not None
         if isinstance(error, MPI.Exception):
             error = explain_mpi_error(error, self._description, receives=receives)

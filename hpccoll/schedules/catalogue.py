@@ -24,7 +24,7 @@ def _register_built_in() -> None:
 
 
 def list_schedules() -> list[ScheduleFamily]:
-    """Return all pipeline schedules, sorted by name."""
+    """Return the `ScheduleFamily` of every pipeline schedule, sorted by name."""
     _register_built_in()
     return [REGISTERED[name] for name in sorted(REGISTERED)]
 
@@ -35,7 +35,7 @@ def list_schedule_names() -> list[str]:
 
 
 def get_schedule(name: str) -> ScheduleFamily:
-    """Return the pipeline schedule `name`; raise UnknownNameError, which lists the valid names, if there is none."""
+    """Return the `ScheduleFamily` named `name`; raise UnknownNameError, with the valid names, if there is none."""
     _register_built_in()
     if name not in REGISTERED:
         raise UnknownNameError("pipeline schedule", name, sorted(REGISTERED))
@@ -43,9 +43,9 @@ def get_schedule(name: str) -> ScheduleFamily:
 
 
 def make_schedule(name: str, stages: int, microbatches: int, stages_per_rank: int | None = None) -> Schedule:
-    """Return the schedule `name` with messages for a number of stages and micro-batches.
+    """Return the pipeline schedule `name`, with sends and receives, for numbers of stages and micro-batches.
 
-    `stages_per_rank` is None for the schedule's default. Raises UsageError for an unknown name, or for numbers that the
-    schedule's definition excludes.
+    With None as `stages_per_rank`, each rank has the schedule's default number of stages. Raises UsageError for an
+    unknown name, or if the schedule excludes these numbers of stages and micro-batches.
     """
     return get_schedule(name).plan(stages, microbatches, stages_per_rank)

@@ -1,7 +1,8 @@
 """DualPipeV: two stages per rank in the shape of a V, with forward and backward passes computed at the same time.
 
-Rank r of p has the stages r and 2p - 1 - r. In its main part, a rank overlaps the forward pass of one of its stages
-with the backward pass of the other one, so that the computation of one pass hides the communication of the other.
+Rank r of p has the stages r and 2p - 1 - r. In the main part of the schedule, a rank computes a forward pass of one of
+its two stages and a backward pass of the other stage at the same time, so that the computation of one pass hides the
+communication of the other pass.
 
 Source: DeepSeek-AI, "DeepSeek-V3 technical report" (arXiv 2412.19437), and github.com/deepseek-ai/DualPipe, with the
 "cut-in-half" procedure of Sea AI Lab.
@@ -18,10 +19,11 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 
 
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
-    """Return the published idle time of each rank, (p-1) (F&B + B - 3W); F&B is the time of overlapped passes.
+    """Return each rank's published idle time, (p-1) (F&B + B - 3W) for p ranks and pass times B, W and F&B.
 
-    The result is None unless F = I = W and F&B = F + B, as the publication assumes. p is the number of ranks; F, B, I
-    and W are the times of forward, backward, input-backward and weight-backward passes.
+    The result is None unless forward, input-backward and weight-backward passes take equal times, and overlapped passes
+    take the sum of their times, as the publication assumes. B and W are the times of backward and weight-backward
+    passes, and F&B is the time of an overlapped forward and backward pass.
     """
     both = times.forward + times.backward if times.overlapped is None else times.overlapped
     equal = times.forward == times.backward_input == times.backward_weight and both == 3 * times.forward
@@ -43,11 +45,7 @@ def find_misfit(shape: PipelineShape) -> str | None:
     has_v_placement=True,
 )
 def schedule_dualpipev(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """Two stages per rank in a V; forward passes of one stage overlap with backward passes of the other one.
-
-    Returns the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
-    `shape`.
-    """
+    """Two stages per rank in a V; forward passes of one stage overlap with backward passes of the other one."""
     return _DualPipeProgram(shape, rank).list_steps()
 
 
@@ -85,7 +83,7 @@ class _DualPipeProgram:
         yield from self.list_last_steps()
 
     def list_last_steps(self) -> Iterator[PipelineStep]:
-        """Yield the steps after the last forward pass; later ones postpone the backward passes for weights."""
+        """Yield the steps after the last forward pass; the later steps postpone backward passes for weights."""
         backwards = [stage for _ in range(self.rank + 1) for stage in (self.second, self.first)]
         for number, stage in enumerate(backwards):
             yield self.run_backward(stage, postpones=number > self.rank)
@@ -102,7 +100,7 @@ class _DualPipeProgram:
     def run_backward(self, stage: int, *, postpones: bool = False) -> PipelineStep:
         """Return the step with the next backward pass of `stage`.
 
-        If it `postpones` the pass for weights, the step has the pass for inputs only.
+        If `postpones` is true, the step has the pass for inputs only, and the pass for weights is kept for later.
         """
         if not postpones:
             return (self.counter.take(BACKWARD, stage),)

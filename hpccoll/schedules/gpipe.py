@@ -13,20 +13,16 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 
 
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float:
-    """Return the idle time of each rank, (p-1) (F+B): the p ranks start one after the other, in each direction.
+    """Return each rank's idle time: (p-1) (F+B) for p ranks, with the times F and B of a forward and a backward pass.
 
-    F and B are the times of a forward and a backward pass.
+    The ranks start one after the other, both in the forward and in the backward direction.
     """
     return (shape.ranks - 1) * (times.forward + times.backward)
 
 
 @pipeline_schedule("gpipe", activations=lambda shape, _: shape.microbatches, idle_time=compute_idle_time)
 def schedule_gpipe(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """All forward passes, then all backward passes; a stage keeps the activations of all micro-batches.
-
-    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
-    `shape`.
-    """
+    """All forward passes, then all backward passes; a stage keeps the activations of all micro-batches."""
     microbatches = range(shape.microbatches)
     yield from list_passes(FORWARD, rank, microbatches)
     yield from list_passes(BACKWARD, rank, microbatches)

@@ -17,7 +17,7 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 
 
 def count_rounds(shape: PipelineShape) -> int:
-    """Return the number of rounds, groups of micro-batches that pass through all stages of a rank in turn."""
+    """Return the number of rounds: groups of micro-batches that pass through all stages of a rank in turn."""
     return max(1, shape.microbatches // shape.ranks)
 
 
@@ -31,7 +31,8 @@ def count_warmup(shape: PipelineShape, rank: int) -> int:
 def count_live(shape: PipelineShape, stage: int) -> int:
     """Return the largest number of micro-batches whose activations stage `stage` keeps at a time.
 
-    The number is a round per later stage of the same rank, plus the stage's warm-up.
+    With k micro-batches per round, a stage of rank r of p ranks that precedes s other stages of this rank keeps the
+    activations of at most s k + min(k, 2 (p-1-r) + 1) micro-batches.
     """
     per_round = shape.microbatches // count_rounds(shape)
     place, rank = divmod(stage, shape.ranks)
@@ -40,10 +41,10 @@ def count_live(shape: PipelineShape, stage: int) -> int:
 
 
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
-    """Return the idle time of each rank, (p-1) (F+B)/v, with F and B of all v stages of a rank.
+    """Return each rank's idle time: (p-1) (F+B) for p ranks, with the times F and B of one stage's passes.
 
-    None unless the micro-batches are cut into rounds of p, the number of ranks. F and B are the times of forward and
-    backward passes.
+    F is the time of a forward pass, and B that of a backward pass. The result is None unless the number of
+    micro-batches is a multiple of the number of ranks.
     """
     whole_rounds = shape.microbatches % shape.ranks == 0
     return (shape.ranks - 1) * (times.forward + times.backward) if whole_rounds else None
@@ -63,11 +64,7 @@ def find_misfit(shape: PipelineShape) -> str | None:
     stages_per_rank=None,
 )
 def schedule_interleaved_1f1b(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """1F1B over several stages per rank; the idle time is that of 1F1B, divided by the stages per rank.
-
-    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
-    `shape`.
-    """
+    """1F1B over several stages per rank; the idle time is that of 1F1B, divided by the stages per rank."""
     per_round = shape.microbatches // count_rounds(shape)
     stages = range(rank, shape.stages, shape.ranks)
     forwards: list[PipelineStep] = []

@@ -18,18 +18,14 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 def count_live(shape: PipelineShape, stage: int) -> int:
     """Return the largest number of micro-batches whose activations stage `stage` keeps at a time.
 
-    The number is that of forward passes before the stage's first backward pass.
+    A stage keeps the activations of the forward passes that it runs before its first backward pass.
     """
     return min(shape.ranks - stage, shape.microbatches)
 
 
 @pipeline_schedule("1f1b", activations=count_live, idle_time=compute_idle_time)
 def schedule_1f1b(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """One forward and one backward pass in turn; stage s of p keeps the activations of at most p - s micro-batches.
-
-    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
-    `shape`.
-    """
+    """One forward and one backward pass in turn; stage s of p keeps the activations of at most p - s micro-batches."""
     microbatches = range(shape.microbatches)
     forwards, backwards = (list_passes(kind, rank, microbatches) for kind in (FORWARD, BACKWARD))
     yield from alternate(forwards, backwards, shape.ranks - 1 - rank)

@@ -18,7 +18,7 @@ def list_passes(kind: ActionKind, stage: int, microbatches: Iterable[int]) -> li
 def alternate(
     forwards: Sequence[PipelineStep], backwards: Sequence[PipelineStep], warmup: int
 ) -> Iterator[PipelineStep]:
-    """Yield `warmup` forward passes, then one forward and one backward pass in turn, then the backward passes left."""
+    """Yield `warmup` forward passes, then one forward and one backward pass in turn, then the other backward passes."""
     yield from forwards[:warmup]
     for number, backward in enumerate(backwards):
         yield from forwards[warmup + number : warmup + number + 1]
@@ -35,9 +35,9 @@ class PassCounter:
         self._next: dict[tuple[ActionKind, int], int] = {}
 
     def take(self, kind: ActionKind, stage: int) -> PipelineAction:
-        """Return the pass of `kind` of a stage for its next micro-batch, and count it."""
+        """Return a stage's pass of kind `kind` for the stage's next micro-batch, and count the pass."""
         counted = (BACKWARD_INPUT, BACKWARD_WEIGHT) if kind == BACKWARD else (kind,)
         microbatch = self._next.get((counted[0], stage), 0)
-        for each in counted:
-            self._next[each, stage] = self._next.get((each, stage), 0) + 1
+        for counted_kind in counted:
+            self._next[counted_kind, stage] = self._next.get((counted_kind, stage), 0) + 1
         return PipelineAction(kind, stage, microbatch)

@@ -1,6 +1,6 @@
-"""The registry of pipeline schedules: the decorator `@pipeline_schedule`, its table, and a schedule's plans.
+"""The registry of pipeline schedules, which the decorator `@pipeline_schedule` fills.
 
-The schedules of this package import this module, and `catalogue` imports them.
+The schedules of this package import this module, and `catalogue` imports the schedules.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class ScheduleFamily:
 
     `steps(shape, rank)` yields the passes of a rank. `activations(shape, stage)` states the largest number of
     micro-batches whose activations a stage keeps. `idle_time(shape, times)` is the published idle time of each rank, or
-    None where the publication makes no statement about these numbers and times. `find_misfit(shape)` returns the
-    required numbers in words, or None if the shape fits.
+    None if the publication states none for `shape` and `times`. `find_misfit(shape)` returns in words the number of
+    micro-batches that the schedule requires, or None if `shape` meets this requirement. With None as the argument
+    `stages_per_rank` of a method, each rank has the schedule's default number of stages.
     """
 
     name: str
@@ -51,19 +52,16 @@ class ScheduleFamily:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring of the schedule's function."""
+        """A summary of the schedule: the first line of the docstring of its function."""
         return (self.steps.__doc__ or "").split("\n", 1)[0]
 
     @property
     def default_stages_per_rank(self) -> int:
-        """The number of stages per rank if none is given."""
+        """The number of stages per rank if the caller gives none."""
         return 2 if self.stages_per_rank is None else self.stages_per_rank
 
     def explain_misfit(self, stages: int, microbatches: int, stages_per_rank: int | None = None) -> str | None:
-        """Return why the schedule's definition excludes these numbers, or None if it allows them.
-
-        `stages_per_rank` is None for the default.
-        """
+        """Return why the schedule excludes these numbers of stages and micro-batches, or None if it allows them."""
         default = self.default_stages_per_rank
         per_rank = default if stages_per_rank is None else stages_per_rank
         if self.stages_per_rank not in (None, per_rank) or per_rank < default:
@@ -83,9 +81,9 @@ class ScheduleFamily:
         return misfit and f"{self.name} with {format_count(shape.ranks, 'rank')} needs {misfit}, not {microbatches}"
 
     def shape(self, stages: int, microbatches: int, stages_per_rank: int | None = None) -> PipelineShape:
-        """Return the sizes of a pipeline of `stages` stages.
+        """Return the `PipelineShape` of a pipeline of `stages` stages.
 
-        Raises UsageError if the schedule's definition excludes them. `stages_per_rank` is None for the default.
+        Raises UsageError if the schedule excludes these numbers of stages and micro-batches.
         """
         if misfit := self.explain_misfit(stages, microbatches, stages_per_rank):
             raise UsageError(misfit)
@@ -100,16 +98,13 @@ class ScheduleFamily:
         return tuple(stage % n for stage in range(shape.stages))
 
     def allows(self, stages: int, microbatches: int, stages_per_rank: int | None = None) -> bool:
-        """Whether the schedule's definition allows these numbers of stages and micro-batches.
-
-        `stages_per_rank` is None for the default.
-        """
+        """Whether the schedule allows these numbers of stages and micro-batches."""
         return self.explain_misfit(stages, microbatches, stages_per_rank) is None
 
     def plan(self, stages: int, microbatches: int, stages_per_rank: int | None = None) -> Schedule:
-        """Return the schedule of all ranks, with messages; raise UsageError if its definition excludes the numbers.
+        """Return the schedule of all ranks, with sends and receives.
 
-        `stages_per_rank` is None for the default.
+        Raises UsageError if the schedule excludes these numbers of stages and micro-batches.
         """
         shape = self.shape(stages, microbatches, stages_per_rank)
         programs = tuple(tuple(self.steps(shape, rank)) for rank in range(shape.ranks))
@@ -122,7 +117,7 @@ REGISTERED: dict[str, ScheduleFamily] = {}
 
 
 def _fits_always(_: PipelineShape) -> None:
-    """Return None: the `find_misfit` of a schedule that allows all numbers of stages and micro-batches."""
+    """Return None, as the `find_misfit` of a schedule that allows all numbers of stages and micro-batches."""
 
 
 def pipeline_schedule(
@@ -137,15 +132,15 @@ def pipeline_schedule(
     """Return a decorator that registers a function, which yields a rank's passes, as the schedule `name`.
 
     Args:
-        activations: states the largest number of micro-batches whose activations a stage keeps.
-        idle_time: returns the published idle time of each rank, or None if none is stated.
-        find_misfit: returns the required numbers of stages and micro-batches in words, or None if they fit.
-        stages_per_rank: the number of stages of each rank; None for any number from 2.
+        activations: returns the largest number of micro-batches whose activations a stage keeps.
+        idle_time: returns the published idle time of each rank, or None if the publication states none.
+        find_misfit: returns in words the number of micro-batches that the schedule requires, or None if a shape has it.
+        stages_per_rank: the number of stages of each rank; None if any number >= 2 is allowed.
         has_v_placement: whether stages go down the ranks and up again, in the shape of a V.
     """
 
     def register(steps: MakeSteps) -> MakeSteps:
-        """Register `steps`, a function that yields the passes of a rank, as the schedule, and return it."""
+        """Register the function `steps`, which yields the passes of a rank, as the schedule `name`; return `steps`."""
         REGISTERED[name] = ScheduleFamily(
             name, steps, activations, idle_time, find_misfit, stages_per_rank, has_v_placement
         )

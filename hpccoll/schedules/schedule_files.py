@@ -13,14 +13,15 @@ MOST_BYTES: Final = 2**22  # of a schedule file
 
 
 def is_schedule_file(name: str) -> bool:
-    """Whether `name` is the name of a CSV file, and so not that of a built-in schedule."""
+    """Whether `name` ends in `.csv`, and so names a file rather than a built-in schedule."""
     return name.lower().endswith(".csv")
 
 
 def prove_schedule_file(path: str, csv_format: CsvFormat | None = None) -> tuple[Schedule, ScheduleProof]:
     """Return the pipeline schedule of a CSV file, and its proof.
 
-    A file without messages gets messages and sums of gradients. `csv_format` is None to detect the format.
+    If the file has no messages, the function adds messages and sums of gradients to the schedule. `csv_format` is None
+    to detect the format.
 
     Raises:
         UsageError: the file cannot be read or a cell is not an action; the message names line and column.

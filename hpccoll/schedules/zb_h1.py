@@ -15,10 +15,11 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 
 
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
-    """Return the published idle time of each rank, (p-1) (F+I-W), or None where the publication states none.
+    """Return each rank's published idle time, (p-1) (F+I-W) for p ranks, or None if the publication states none.
 
-    The publication states it for W at most F and at most I, and at least p micro-batches on p ranks. F, I and W are the
-    times of forward, input-backward and weight-backward passes.
+    The publication states an idle time only if weight-backward passes take no longer than forward and input-backward
+    passes, and if there are at least as many micro-batches as ranks. F, I and W are the times of forward,
+    input-backward and weight-backward passes.
     """
     fits = shape.microbatches >= shape.ranks and times.backward_weight <= min(times.forward, times.backward_input)
     return (shape.ranks - 1) * (times.forward + times.backward_input - times.backward_weight) if fits else None
@@ -28,11 +29,7 @@ def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
     "zb_h1", activations=lambda shape, _: min(shape.ranks, shape.microbatches), idle_time=compute_idle_time
 )
 def schedule_zb_h1(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """1F1B that delays backward passes for weights into idle time; a stage keeps at most p micro-batches.
-
-    Yields the steps of `rank` in order, without messages, for the numbers of ranks p, stages and micro-batches in
-    `shape`.
-    """
+    """1F1B that delays backward passes for weights into idle time; a stage keeps at most p micro-batches."""
     microbatches = range(shape.microbatches)
     kinds = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
     forwards, inputs, weights = (list_passes(kind, rank, microbatches) for kind in kinds)

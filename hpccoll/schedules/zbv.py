@@ -1,8 +1,8 @@
-"""ZB-V: two stages per rank in the shape of a V, and no idle time within a rank if F, I and W take equal times.
+"""ZB-V: two stages per rank in the shape of a V, and no idle time within a rank if all passes take equal times.
 
 Rank r of p has the stages r ("down") and 2p - 1 - r ("up"), so the rank of the first stage also computes the loss, and
-backward passes start early. The definition requires at least 2p - 1 micro-batches. For fewer micro-batches, the passes
-of the missing ones are left out of the schedule for 2p - 1.
+backward passes start early. The publication requires at least 2p - 1 micro-batches on p ranks. For m < 2p - 1
+micro-batches on p ranks, the passes of micro-batches m to 2p - 2 are left out of a schedule for 2p - 1 micro-batches.
 
 Source: Qi, Wan, Huang and Lin, "Zero bubble pipeline parallelism", ICLR 2024 (arXiv 2401.10241), section 6.
 """
@@ -17,10 +17,10 @@ from hpccoll.schedules.registry import PipelineShape, pipeline_schedule
 
 
 def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
-    """Return the published idle time of each rank, (p-1) F: the delay until the last of p ranks starts.
+    """Return each rank's published idle time: (p-1) F for p ranks, with the time F of a forward pass.
 
-    None unless forward, input-backward and weight-backward passes take the same time F = I = W, and there are at least
-    2p - 1 micro-batches.
+    The result is None unless forward, input-backward and weight-backward passes take equal times, and p ranks have at
+    least 2p - 1 micro-batches.
     """
     equal = times.forward == times.backward_input == times.backward_weight
     return (shape.ranks - 1) * times.forward if equal and shape.microbatches >= 2 * shape.ranks - 1 else None
@@ -36,8 +36,7 @@ def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
 def schedule_zbv(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
     """Two stages per rank in a V; with F = I = W no idle time within a rank, and the activations of 1F1B.
 
-    Yields the steps of `rank` in order, without messages, for the numbers of ranks, stages and micro-batches in
-    `shape`. F, I and W are the times of forward, input-backward and weight-backward passes.
+    F, I and W are the times of forward, input-backward and weight-backward passes.
     """
     counter = PassCounter()
     for kind, stage in list_kinds_and_stages(shape, rank):

@@ -2,8 +2,8 @@
 
 An algorithm of `steps` steps and C chunks, in which the busiest rank sends m times the message size S, takes about
 steps * alpha + max(m S, steps * S / C) * beta seconds. Every step costs a latency alpha, a rank sends no faster than
-its link (beta seconds per byte), and no step ends before a chunk has crossed the link. In a pipelined algorithm with k
-chunks, each step carries m S / k bytes.
+its link (beta seconds per byte), and no step ends before a chunk has crossed the link. In the cost model, each step of
+a pipelined algorithm with k chunks carries 1/k of the bytes that the busiest rank sends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def predict_seconds(algorithm: Algorithm, ranks: int, chunks: int, nbytes: int, 
     """Return the seconds that the cost model predicts for an algorithm; infinity if the algorithm states no cost.
 
     Args:
-        chunks: the number of chunks of a pipelined algorithm; others ignore it.
+        chunks: the number of chunks of a pipelined algorithm; other algorithms ignore this argument.
         nbytes: the message size in bytes.
         link: the cost of a message.
     """
@@ -76,7 +76,7 @@ def choose_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int, count: int
 
     The number of chunks is 1 unless the algorithm is pipelined. For a pipelined algorithm, the number of chunks is the
     power of two up to `MAX_CHUNKS` that the model predicts to be fastest, with chunks of at least `MIN_CHUNK_BYTES`.
-    The number of chunks is at most `count`, the number of elements.
+    If `count`, the number of elements, is given, the number of chunks is at most `count`.
     """
     chunks = _find_fastest_chunk_count(algorithm, ranks, nbytes)
     return chunks if count is None else min(chunks, max(count, 1))
@@ -96,8 +96,8 @@ def _find_fastest_chunk_count(algorithm: Algorithm, ranks: int, nbytes: int) -> 
 def find_fastest_algorithm(operation: Operation, ranks: int, nbytes: int) -> Algorithm:
     """Return the algorithm of `MODELLED_ALGORITHMS` that the cost model predicts to be fastest for `nbytes` bytes.
 
-    Predictions that agree to two digits are a tie. The algorithm whose plan has most chunks wins a tie, because its
-    ranks reduce the fewest bytes.
+    Predictions that agree to two significant digits are a tie. Of tied algorithms, the one whose plan has the most
+    chunks is returned, because its ranks reduce the fewest bytes.
     """
 
     def sort_key(algorithm: Algorithm) -> tuple[float, int]:

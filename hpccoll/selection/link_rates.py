@@ -1,7 +1,8 @@
 """The measured rates of nodes' links, which `hpccoll preflight --save` and `hpccoll tune` store for `algorithm="auto"`.
 
 One file in the user's data directory has the rates of all hosts that were measured. `HPCCOLL_LINKS=FILE` selects
-another file, `HPCCOLL_LINKS=off` none. Rates matter where they differ: `auto` then runs a weighted all_reduce.
+another file, `HPCCOLL_LINKS=off` none. If the rates of the nodes' links differ, `auto` runs a weighted all_reduce for
+long messages.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _UNITS, _MOST_UNITS = 10, 10**6  # the relative rate of the slowest link; the la
 
 
 def find_links_path(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the path of the file of link rates; the file may be missing. None if `HPCCOLL_LINKS` is `off`."""
+    """Return the path of the file of link rates; the file may be missing. Return None if HPCCOLL_LINKS is "off"."""
     from pathlib import Path
 
     from platformdirs import user_data_path
@@ -41,7 +42,7 @@ def find_links_path(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def read_links(path: Path) -> dict[str, tuple[float, float]]:
-    """Return the rates of links stored in the file `path`, by host: GB/s of uplink and downlink.
+    """Return the pair (GB/s of uplink, GB/s of downlink) of each host in the file `path`, by host name.
 
     The result is empty if the file is missing. Raises UsageError if the file cannot be read or does not hold link
     rates.
@@ -58,9 +59,9 @@ def read_links(path: Path) -> dict[str, tuple[float, float]]:
 
 
 def _parse_links(data: Any) -> dict[str, tuple[float, float]]:
-    """Return the rates of links in the parsed JSON of a file, by host.
+    """Return the pair (GB/s of uplink, GB/s of downlink) of each host in a file's parsed JSON, by host name.
 
-    Raises ValueError, TypeError or KeyError if they are damaged.
+    Raises ValueError, TypeError or KeyError if the data is damaged.
     """
     if data["schema"] != SCHEMA:
         raise ValueError(f"schema {data['schema']!r} is not {SCHEMA}")
@@ -84,9 +85,9 @@ def save_links(path: Path, rates: HostRates) -> None:
 
 
 def find_relative_rates(rates: HostRates) -> tuple[int, ...] | None:
-    """Return the rates of the hosts' links as small integers in proportion; None if the rates are equal.
+    """Return the rates of the hosts' links, scaled to whole numbers with 10 for the slowest, in the order of `rates`.
 
-    The rate of a link is that of its slower direction.
+    The result is None if the rates differ by less than 15 %. The rate of a link is that of its slower direction.
     """
     slower = [min(both) for both in rates.values()]
     least = min(slower)
@@ -96,9 +97,10 @@ def find_relative_rates(rates: HostRates) -> tuple[int, ...] | None:
 
 
 def load_link_rates(hosts: Sequence[str]) -> dict[str, tuple[float, float]] | None:
-    """Return the stored GB/s of the uplink and downlink of each host; None if they are unknown.
+    """Return the stored pair (GB/s of uplink, GB/s of downlink) of each host, by host name without the domain.
 
-    `hosts` has the host of each node.
+    `hosts` has the host of each node. The result is None if a host's rates are unknown, there are fewer than two hosts,
+    or several nodes are on one host.
     """
     short = [host.partition(".")[0] for host in hosts]
     if len(short) < 2 or len(set(short)) < len(short):
@@ -112,10 +114,10 @@ def load_link_rates(hosts: Sequence[str]) -> dict[str, tuple[float, float]] | No
 
 
 def load_relative_rates(hosts: Sequence[str]) -> tuple[int, ...] | None:
-    """Return the stored rates of the hosts' links as small integers in proportion; None if equal or unknown.
+    """Return the stored rates of the hosts' links, scaled to whole numbers with 10 for the slowest link.
 
-    A damaged file counts as none. One rank should call this and broadcast the result, because all ranks must select the
-    same algorithm.
+    The result is None if the rates are unknown or differ by less than 15 %; a damaged file counts as a missing one. One
+    rank should call this and broadcast the result, because all ranks must select the same algorithm.
     """
     rates = load_link_rates(hosts)
     return None if rates is None else find_relative_rates(rates)

@@ -1,4 +1,4 @@
-"""Fixed rules by message size: what `algorithm="auto"` runs where `hpccoll tune` measured nothing."""
+"""Fixed rules by message size, by which `algorithm="auto"` selects where `hpccoll tune` has measured nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from hpccoll.units import KiB, MiB
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """A rule: candidates (algorithm names), best first, for messages below `below_bytes` on few ranks.
-
-    `most_ranks` is the largest number of ranks to which the rule applies.
-    """
+    """A rule: candidate algorithms, best first, for messages below `below_bytes` on at most `most_ranks` ranks."""
 
     below_bytes: float
     candidates: tuple[str, ...]
@@ -33,9 +30,10 @@ def _prefer_plans(medium: str, medium_below: int, long: str) -> tuple[SizeRule, 
 
 
 def _prefer_shared(below: float, *above: str) -> tuple[SizeRule, ...]:
-    """Return rules for one node: the algorithm `shared` on at most 4 ranks, the MPI library below 16 KiB on others.
+    """Return rules for one node that prefer the algorithm `shared` below `below` bytes on at most 4 ranks.
 
-    `above` are the candidates, best first, for messages from `below` bytes on, and on more than 4 ranks from 16 KiB on.
+    On more than 4 ranks, the MPI library runs messages below 16 KiB. All other messages have the candidates `above`,
+    best first.
     """
     few = ("shared", MPI_LIBRARY)
     return (
@@ -46,28 +44,22 @@ def _prefer_shared(below: float, *above: str) -> tuple[SizeRule, ...]:
     )
 
 
-# The rules follow from timings of all_reduce with new arrays in each call, on two cores of an AMD EPYC, with MPICH
-# 5.0.2. The tables have medians in us.
+# In the tables of this file, 16K stands for messages of 16 KiB, all blocks together, and 1M for 1 MiB.
+# The rules for all_reduce follow from median times of calls with new arrays on two cores of an EPYC, with MPICH 5.0.2.
+# all_reduce, 2 ranks, us by the MPI library:    8B 2.0, 1K 4.2, 4K 4.5, 16K  15, 64K  28, 256K 73, 1M 198
+# all_reduce, 2 ranks, us by `shared_one_shot`:  8B 0.5, 1K 0.8, 4K 1.2, 16K 3.9, 64K  12, 256K 37, 1M 198
+# all_reduce, 2 ranks, us by `shared_two_shot`:  8B 0.6, 1K 0.9, 4K 1.3, 16K 2.1, 64K 5.4, 256K 17, 1M 145
+# all_reduce, 4 ranks, us by the MPI library:    4K 156, 16K 378, 64K 286, 256K 575, 1M 1246, 4M 4418
+# all_reduce, 4 ranks, us by `shared_one_shot`:  4K  36, 16K  85
+# all_reduce, 4 ranks, us by `shared_two_shot`:          16K  85, 64K  99, 256K 363, 1M 1088, 4M 3097
 #
-# 2 ranks          8 B  1 KiB  4 KiB  16 KiB  64 KiB  256 KiB  1 MiB
-# MPI library      2.0    4.2    4.5      15      28       73    198
-# shared_one_shot  0.5    0.8    1.2     3.9      12       37    198
-# shared_two_shot  0.6    0.9    1.3     2.1     5.4       17    145
-#
-# 4 ranks          64 KiB  256 KiB  1 MiB  4 MiB
-# MPI library         286      575   1246   4418
-# shared_two_shot      99      363   1088   3097
-#
-# On 4 ranks, 4 KiB and 16 KiB take 36 and 85 us by `shared_one_shot`, and 156 and 378 us by the MPI library; 16 KiB
-# take as long by `shared_two_shot`.
-# In `shared_one_shot`, each rank reads the messages of all ranks, so its work grows with the number of ranks. In us:
-#
-# 16 cores of an Intel Xeon  1 KiB  4 KiB  16 KiB  64 KiB  256 KiB  1 MiB
-# 8 ranks, shared_one_shot     5.0    8.3      25      93
-# 8 ranks, shared_two_shot                     11      24       90    392
-# 8 ranks, rabenseifner                                        137    478
-# 16 ranks, shared_one_shot    7.7     12      49     200
-# 16 ranks, shared_two_shot                    17      36
+# In `shared_one_shot`, each rank reads the messages of all ranks, so its work grows with the number of ranks.
+# all_reduce, 8 ranks on 16 cores of an Intel Xeon, us by `shared_one_shot`:   1K 5.0, 4K 8.3, 16K 25, 64K  93
+# all_reduce, 8 ranks on 16 cores of an Intel Xeon, us by `shared_two_shot`:                   16K 11, 64K  24, 256K 90
+# all_reduce, 8 ranks on 16 cores of an Intel Xeon, us for 1M: 392 by `shared_two_shot`, 478 by `rabenseifner`
+# all_reduce, 8 ranks on 16 cores of an Intel Xeon, us for 256K by `rabenseifner`: 137
+# all_reduce, 16 ranks on 16 cores of an Intel Xeon, us by `shared_one_shot`:  1K 7.7, 4K  12, 16K 49, 64K 200
+# all_reduce, 16 ranks on 16 cores of an Intel Xeon, us by `shared_two_shot`:                  16K 17, 64K  36
 ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     (Operation.ALL_REDUCE, BufferKind.HOST): (
         SizeRule(KiB, ("shared_one_shot", MPI_LIBRARY), most_ranks=16),
@@ -77,33 +69,29 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         SizeRule(256 * KiB, ("shared_two_shot", MPI_LIBRARY)),
         SizeRule(ANY_SIZE, ("shared_two_shot", "rabenseifner")),
     ),
-    # With symmetric buffers, 8 B and 64 KiB take 1.2 and 2.1 us by `shared_two_shot` on 2 ranks, 3.3 and 24 us by MPI.
-    # On 4 ranks that share 2 cores, they take 9.9 and 13 us by `shared_two_shot`, 19 and 96 us by MPI.
+    # An all_reduce of symmetric buffers on 2 ranks, us by `shared_two_shot` / MPI: 8B 1.2 / 3.3, 64K 2.1 / 24
+    # An all_reduce of symmetric buffers, 4 ranks on 2 cores, us by `shared_two_shot` / MPI: 8B 9.9 / 19, 64K 13 / 96
     (Operation.ALL_REDUCE, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared_two_shot",)),),
     (Operation.BARRIER, BufferKind.HOST): (
         SizeRule(ANY_SIZE, ("shared", MPI_LIBRARY), most_ranks=16),
         SizeRule(ANY_SIZE, (MPI_LIBRARY, "shared")),
     ),
-    # Times in us on two cores of an EPYC, of calls on inputs that every rank has just written. MPI is MPICH, and sizes
-    # are those of whole messages.
+    # The next tables have median times with MPICH on two cores of an EPYC; every rank has just written its input.
+    # broadcast, 2 ranks, us by MPI / `shared`:       16K 8.9/2.3, 256K 56/18, 1M 97/64, 4M 350/226, 16M 1810/1110
+    # all_gather, 2 ranks, us by MPI / `shared`:      16K 9.4/2.3, 256K 47/17, 1M 83/59, 4M 222/232, 16M 1910/1940
+    # reduce, 2 ranks, us by MPI / `shared`:          16K 14/1.9, 256K 70/14, 1M 152/56, 4M 835/272, 16M 18500/2100
+    # reduce_scatter, 2 ranks, us by MPI / `shared`:  16K 11/2.1, 256K 52/14, 1M 114/51, 4M 371/177, 16M 3090/1750
+    # all_to_all, 2 ranks, us by MPI / `shared`:      16K 15/2.4, 256K 32/15, 1M 79/52, 4M 246/235, 16M 2180/2260
+    # broadcast, 4 ranks, us by MPI / `shared`:       16K 30/13, 256K 149/86, 1M 311/237, 4M 679/669, 16M 4560/3880
+    # all_gather, 4 ranks, us by MPI / `shared`:      16K 34/9, 256K 93/37, 1M 204/196, 4M 702/776, 16M 4710/4950
+    # reduce, 4 ranks, us by MPI / `shared`:          16K 49/12, 256K 184/53, 1M 508/236, 4M 3730/1620, 16M 36200/6890
+    # reduce_scatter, 4 ranks, us by MPI / `shared`:  16K 32/8, 256K 114/41, 1M 297/157, 4M 1250/1070, 16M 7440/5130
+    # all_to_all, 4 ranks, us by MPI / `shared`:      16K 37/13, 256K 107/84, 1M 216/211, 4M 1510/1220, 16M 6660/5640
     #
-    # by MPI / `shared`, 2 ranks     16 KiB  256 KiB     1 MiB      4 MiB        16 MiB
-    # broadcast                   8.9 / 2.3  56 / 18   97 / 64  350 / 226   1810 / 1110
-    # all_gather                  9.4 / 2.3  47 / 17   83 / 59  222 / 232   1910 / 1940
-    # reduce                       14 / 1.9  70 / 14  152 / 56  835 / 272  18500 / 2100
-    # reduce_scatter               11 / 2.1  52 / 14  114 / 51  371 / 177   3090 / 1750
-    # all_to_all                   15 / 2.4  32 / 15   79 / 52  246 / 235   2180 / 2260
-    # by MPI / `shared`, 4 ranks   16 KiB   256 KiB      1 MiB        4 MiB        16 MiB
-    # broadcast                   30 / 13  149 / 86  311 / 237    679 / 669   4560 / 3880
-    # all_gather                   34 / 9   93 / 37  204 / 196    702 / 776   4710 / 4950
-    # reduce                      49 / 12  184 / 53  508 / 236  3730 / 1620  36200 / 6890
-    # reduce_scatter               32 / 8  114 / 41  297 / 157  1250 / 1070   7440 / 5130
-    # all_to_all                  37 / 13  107 / 84  216 / 211  1510 / 1220   6660 / 5640
-    #
-    # If the cores have no common cache, a broadcast of 512 KiB on 2 ranks takes 324 us by MPI (73 us if the root
-    # has not changed the array), and 93 us by `shared`.
-    # On 4 ranks, a broadcast of 1 KiB takes 6.9 us by MPI, 9.4 us by `shared`, and 1.2 us by `tree`, in which no rank
-    # waits for all other ranks.
+    # A broadcast of 512 KiB on 2 ranks without a common cache takes 324 us by MPI, and 93 us by `shared`.
+    # A broadcast of 512 KiB of an unchanged array on 2 ranks without a common cache takes 73 us by MPI.
+    # A broadcast of 1 KiB on 4 ranks takes 6.9 us by MPI, 9.4 us by `shared`, and 1.2 us by `tree`.
+    # In the broadcast `tree`, no rank waits for all other ranks.
     # On 8 ranks, a reduce_scatter of 256 KiB and 16 MiB takes 1040 and 14300 us by MPI, 480 and 9880 us by `shared`.
     (Operation.BROADCAST, BufferKind.HOST): (
         SizeRule(8 * KiB, ("shared", MPI_LIBRARY), most_ranks=2),
@@ -129,9 +117,9 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
         for operation in (Operation.GATHER, Operation.SCATTER)
     },
     (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(8 * MiB, MPI_LIBRARY),
-    # With symmetric buffers, 8 B to 4 KiB take 1.3 to 1.9 us by `shared` on 2 ranks, and 3.1 to 5.5 us by MPI. On 4
-    # ranks that share 2 cores, they take 10 us by `shared`, and 18 to 30 us by MPI, but 5 to 7 us by MPI for those in
-    # which not every rank waits for all others.
+    # Calls of 8 B to 4 KiB in symmetric buffers on 2 ranks take 1.3 to 1.9 us by `shared`, and 3.1 to 5.5 us by MPI.
+    # Calls of 8 B to 4 KiB in symmetric buffers, 4 ranks on 2 cores: 10 us by `shared`, 18 to 30 us by MPI.
+    # Calls of 8 B to 4 KiB in symmetric buffers, 4 ranks on 2 cores: 5 to 7 us by MPI if not every rank waits for all.
     **{
         (operation, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared",)),)
         for operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)
@@ -146,19 +134,16 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     },
 }
 
-# These rules are for calls on one node, in host memory, for which one plan serves many calls: prepared calls, and
-# blocking calls of equal blocks. (A plan for new block sizes takes milliseconds.) Times in us:
-#
-# by MPI / `shared`                1 KiB    64 KiB      1 MiB       4 MiB
-# gather, 2 ranks              2.0 / 0.9  10 / 4.1    64 / 68   251 / 196
-# scatter, 2 ranks             2.6 / 0.8  12 / 3.1    75 / 55   157 / 131
-# gather, 4 ranks on 2 cores     13 / 15   40 / 17   363 / 78  1400 / 204
-# scatter, 4 ranks on 2 cores  7.5 / 6.0   37 / 14  148 / 108   641 / 423
-#
-# By `tree`, a gather of 1 KiB on these 4 ranks takes 5.1 us, and a scatter 1.2 us.
-# If the two cores have no common cache, a gather of 16 MiB on 2 ranks takes 2470 us by MPI and 3110 us by `shared`, and
-# MPI is up to twice as fast for inputs that do not change, from 512 KiB in a gather and from 8 MiB in a scatter.
-REUSED_PLAN_RULES: dict[Operation, tuple[SizeRule, ...]] = {
+# BLOCKING_RULES are for blocking and prepared calls on one node, in host memory, because one plan serves many of them.
+# gather, 2 ranks, us by MPI / `shared`:              1K 2.0/0.9, 64K 10/4.1, 1M 64/68, 4M 251/196
+# scatter, 2 ranks, us by MPI / `shared`:             1K 2.6/0.8, 64K 12/3.1, 1M 75/55, 4M 157/131
+# gather, 4 ranks on 2 cores, us by MPI / `shared`:   1K 13/15, 64K 40/17, 1M 363/78, 4M 1400/204
+# scatter, 4 ranks on 2 cores, us by MPI / `shared`:  1K 7.5/6.0, 64K 37/14, 1M 148/108, 4M 641/423
+# On 4 ranks on 2 cores, a gather of 1 KiB takes 5.1 us by `tree`, and a scatter of 1 KiB 1.2 us.
+# On two cores without a common cache, a gather of 16 MiB on 2 ranks takes 2470 us by MPI and 3110 us by `shared`.
+# Without a common cache, MPI gathers unchanged inputs of 512 KiB and more up to twice as fast as `shared`.
+# Without a common cache, MPI scatters unchanged inputs of 8 MiB and more up to twice as fast as `shared`.
+BLOCKING_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.GATHER: (
         SizeRule(16 * KiB, ("tree", MPI_LIBRARY), most_ranks=4),
         SizeRule(512 * KiB, ("shared", MPI_LIBRARY), most_ranks=4),
@@ -174,8 +159,8 @@ REUSED_PLAN_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     ),
 }
 
-# Across nodes, the rules prefer the MPI library for short messages, few rounds between nodes for medium messages, and
-# few bytes between nodes for long messages.
+# Across nodes, the rules prefer the MPI library for short messages.
+# Across nodes, the rules prefer plans of few rounds for medium messages, and plans of few bytes for long messages.
 MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.ALL_REDUCE: _prefer_plans("hierarchical_doubling", 512 * KiB, "hierarchical_ring"),
     Operation.REDUCE_SCATTER: _prefer_plans("hierarchical_bruck", 512 * KiB, "hierarchical_ring"),
@@ -190,10 +175,12 @@ MULTI_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.BARRIER: (SizeRule(ANY_SIZE, (MPI_LIBRARY, "hierarchical_dissemination")),),
 }
 
-# With one rank per node, two-level plans gain nothing from shared memory, and asynchronous ones wait for each other.
-# On two nodes of `hpccoll lab` without a limit of the rate, two-level plans take 79 us for an all_reduce of 128 KiB and
-# 8.4 ms for 8 MiB; `recursive_doubling` takes 51 us for 128 KiB, and `ring` 5.9 ms for 8 MiB. An all_gather of 1 MiB
-# takes 379 us by `hierarchical_ring` and 243 us by `ring`, a reduce_scatter of 1 MiB 386 and 281 us.
+# With one rank per node, two-level plans do not gain by shared memory, and asynchronous ones run one after another.
+# The next four lines are for two nodes of one rank in `hpccoll lab`, without a limit of the network's rate.
+# One rank on each of two nodes: an all_reduce of 128 KiB takes 79 us by two levels, 51 us by `recursive_doubling`.
+# One rank on each of two nodes: an all_reduce of 8 MiB takes 8.4 ms by two levels, 5.9 ms by `ring`.
+# One rank on each of two nodes: an all_gather of 1 MiB takes 379 us by `hierarchical_ring`, 243 us by `ring`.
+# One rank on each of two nodes: a reduce_scatter of 1 MiB takes 386 us by `hierarchical_ring`, 281 us by `ring`.
 ONE_RANK_PER_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
     Operation.ALL_REDUCE: _prefer_plans("recursive_doubling", 512 * KiB, "ring"),
     Operation.REDUCE_SCATTER: _prefer_plans("bruck", 512 * KiB, "ring"),
@@ -202,22 +189,22 @@ ONE_RANK_PER_NODE_RULES: dict[Operation, tuple[SizeRule, ...]] = {
 
 
 def find_rule_candidates(
-    operation: Operation, buffer: BufferKind, nbytes: int, ranks: int, nodes: int, *, reuses_plan: bool = True
+    operation: Operation, buffer: BufferKind, nbytes: int, ranks: int, nodes: int, *, is_blocking: bool = True
 ) -> tuple[str, ...]:
     """Return the names of the algorithms that fixed rules prefer for a message, best first; may be empty.
 
-    On several nodes, the last one is always `mpi`, the MPI library's own collective.
+    On several nodes, the last name is always `mpi`, which stands for the MPI library's own collective.
 
     Args:
         buffer: the kind of memory of the buffers.
         nbytes: the message size in bytes.
-        reuses_plan: whether one plan serves many calls.
+        is_blocking: whether the call is blocking or prepared, so that one plan serves many calls.
     """
     rules = MULTI_NODE_RULES[operation] if nodes > 1 else ONE_NODE_RULES.get((operation, buffer), ())
     if ranks == nodes > 1 and buffer is not BufferKind.CUDA:
         rules = ONE_RANK_PER_NODE_RULES.get(operation, rules)
-    if reuses_plan and nodes == 1 and buffer is BufferKind.HOST:
-        rules = (*REUSED_PLAN_RULES.get(operation, ()), *rules)
+    if is_blocking and nodes == 1 and buffer is BufferKind.HOST:
+        rules = (*BLOCKING_RULES.get(operation, ()), *rules)
     fitting = (rule.candidates for rule in rules if nbytes < rule.below_bytes and ranks <= rule.most_ranks)
     candidates = next(fitting, ())
     return (*candidates, MPI_LIBRARY) if nodes > 1 else candidates

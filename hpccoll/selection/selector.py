@@ -1,4 +1,4 @@
-"""The selector behind `algorithm="auto"`, and the log of what it selects (`HPCCOLL_LOG=1`)."""
+"""The selector behind `algorithm="auto"`, and the log of its selections (`HPCCOLL_LOG=1`)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ class Selection:
 
 
 class SelectionKey(NamedTuple):
-    """The properties of a call on which the selection of its algorithm depends, the same on every rank."""
+    """The properties of a call on which the selection of its algorithm depends, the same on every rank.
+
+    The properties are the operation, the sizes of message and element in bytes, the kind of memory, whether the MPI
+    library gives the same result (`library`), whether the ranks of a node share memory, and whether the call blocks.
+    """
 
     operation: Operation
     nbytes: int  # message size as nccl-tests counts it, rounded by `round_message_size`
@@ -59,7 +63,7 @@ class SelectionKey(NamedTuple):
     buffer: BufferKind
     library: bool  # whether the MPI library's own collective gives the same result for this dtype and reduction
     shared: bool  # whether the ranks of each node share memory, as shared-memory algorithms need
-    reuses_plan: bool = True  # whether one plan serves many calls: of equal blocks, or prepared calls
+    is_blocking: bool = True  # whether the call is blocking or prepared, so that one plan serves many calls
 
 
 class Selector:
@@ -67,9 +71,10 @@ class Selector:
 
     `table` holds the measured times, or is None; all ranks must pass the same table, so that they select the same
     algorithms. Message sizes whose leading three bits agree share one selection, made for the smallest of them. A
-    repeated selection takes 0.5 us. `mixed_forms` states that blocking calls may meet asynchronous calls. Plans of
-    messages are then prepared anew in every call, which takes 80 us; on one node, `auto` avoids plans of messages.
-    `rates` are the relative rates of the nodes' links if they differ; a long all_reduce is then weighted by them.
+    repeated selection takes 0.5 us. `mixed_forms` states that some ranks may call a collective blocking while others
+    call it asynchronously. With `mixed_forms`, plans of messages are prepared anew in every call, which takes 80 us; on
+    one node, `auto` avoids plans of messages. `rates` are the relative rates of the nodes' links if they differ; a long
+    all_reduce is then weighted by them.
     """
 
     def __init__(
@@ -86,7 +91,7 @@ class Selector:
         self._selections: dict[SelectionKey, Selection] = {}
 
     def select(self, key: SelectionKey) -> Selection:
-        """Return the algorithm and chunk count for a call with the properties `key`; cached for later calls; local."""
+        """Return the `Selection` for a call with the properties `key`, without communication; cached by `key`."""
         selection = self._selections.get(key)
         if selection is None:
             selection = self._selections[key] = self._select_new(key)
@@ -105,7 +110,7 @@ class Selector:
                 return self._make_selection(operation, winner.fastest.name, nbytes, _format_reason(winner, nbytes))
         if self._ranks > 1:
             candidates = find_rule_candidates(
-                operation, key.buffer, nbytes, self._ranks, self._nodes, reuses_plan=key.reuses_plan
+                operation, key.buffer, nbytes, self._ranks, self._nodes, is_blocking=key.is_blocking
             )
             for name in candidates:
                 if name in allowed:
@@ -133,7 +138,7 @@ class Selector:
         return allowed
 
     def _avoids_messages(self, *, shared: bool) -> bool:
-        """Whether plans of messages are excluded, because blocking calls may meet asynchronous calls on one node.
+        """Whether plans of messages are excluded: on one node, if blocking calls may meet asynchronous calls.
 
         `shared` states whether the ranks of each node share memory.
         """
@@ -148,9 +153,10 @@ class Selector:
 
 
 def compute_weighted_gain(rates: tuple[int, ...]) -> float:
-    """Return how many times as fast as a ring an all_reduce weighted by `rates` is, by the bytes on the slowest link.
+    """Return the estimated speed of an all_reduce weighted by `rates`, as a multiple of the speed of a ring.
 
-    `rates` are the bandwidths of the nodes' links, in any unit.
+    The speeds are estimated by the bytes on the slowest link. `rates` are the bandwidths of the nodes' links, in any
+    unit.
     """
     n, slowest = len(rates), min(rates)
     return 2 * (n - 1) / n / slowest / max(1 / slowest, 2 * (n - 1) / sum(rates))
@@ -165,12 +171,12 @@ def _format_reason(winner: MeasuredWinner, nbytes: int) -> str:
 
 
 def _format_us(microseconds: float) -> str:
-    """Return a time as text: microseconds with three digits, or without decimals from 100 us."""
+    """Return a time as a string: microseconds with three digits, or without decimals from 100 us."""
     return f"{microseconds:.3g} us" if microseconds < 100 else f"{microseconds:.0f} us"
 
 
 def round_message_size(nbytes: int) -> int:
-    """Return the smallest message size that agrees with `nbytes` in its leading three bits."""
+    """Return the smallest size of as many bits as `nbytes` with the same leading three bits, such as 80 for 95."""
     low_bits = nbytes.bit_length() - LEADING_BITS
     return nbytes >> low_bits << low_bits if low_bits > 0 else nbytes
 

@@ -1,9 +1,9 @@
 """Tuning tables on disk: their paths, reading and writing them, and distributing one table to all ranks.
 
-There is one file per MPI library and version, kind of host (processor, cores, NUMA nodes) and layout of the ranks, in
-`tuning/` of the user's data directory. `HPCCOLL_TUNING=FILE` selects another table file, `HPCCOLL_TUNING=off` selects
-none. Only rank 0 reads the environment and the file; it broadcasts the table, so all ranks select the same algorithms.
-An unusable table file causes a warning, not an error.
+There is one table file per MPI library and version, kind of host (processor, cores, NUMA nodes) and layout of the
+ranks, in `tuning/` of the user's data directory. `HPCCOLL_TUNING=FILE` selects another table file,
+`HPCCOLL_TUNING=off` selects none. Only rank 0 reads the environment and the file; it broadcasts the table, so all ranks
+select the same algorithms. An unusable table file causes a warning, not an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REMEDY = f"run `hpccoll tune` again, remove the file, or set {TUNING_VARIABLE}=
 
 
 def describe_site(mpi_library: str, ranks_per_node: Sequence[int], *, oversubscribed: bool) -> TuningSite:
-    """Return the tuning site of a job: MPI library, kind of host, and layout of ranks on nodes.
+    """Return the `TuningSite` of a job: MPI library, kind of host, and layout of ranks on nodes.
 
     The host is the one that runs this process. `mpi_library` has the library's name and version; `oversubscribed`
     states whether a node has more ranks than cores.
@@ -79,7 +79,7 @@ def default_table_path(site: TuningSite) -> Path:
 def find_table_path(site: TuningSite, environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the tuning table that `auto` reads.
 
-    The file may be missing. None if `HPCCOLL_TUNING` is `off`.
+    The file may be missing. The result is None if `HPCCOLL_TUNING` is `off`.
     """
     from pathlib import Path
 
@@ -127,7 +127,7 @@ def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
 def write_table(path: Path, table: TuningTable) -> None:
     """Write the tuning table to `path`, creating its folder and replacing the file atomically.
 
-    Raises UsageError if unable.
+    Raises UsageError if the file cannot be written.
     """
     import json
 

@@ -100,7 +100,7 @@ class TuningSeries:
         return self.operation, self.itemsize, self.buffer
 
     def find_nearest_point(self, nbytes: int) -> TuningPoint | None:
-        """Return the timings at the measured size nearest to `nbytes`.
+        """Return the `TuningPoint` (all timings) of the measured size nearest to `nbytes`.
 
         The result is None if the ratio of the two sizes exceeds `MAX_SIZE_RATIO`.
         """
@@ -112,7 +112,7 @@ class TuningSeries:
         return point if nearest <= MAX_SIZE_RATIO * size and size <= MAX_SIZE_RATIO * nearest else None
 
     def find_winner(self, nbytes: int, allowed: Collection[str]) -> MeasuredWinner | None:
-        """Return the fastest of the `allowed` algorithms; None if none of them was measured near `nbytes` bytes."""
+        """Return the `MeasuredWinner` of the `allowed` algorithms; None if none was measured near `nbytes` bytes."""
         nearest, previous = self.find_nearest_point(nbytes), ""
         if nearest is None:
             return None
@@ -129,22 +129,23 @@ class TuningSeries:
         return None
 
     def interpolate(self, name: str, nbytes: int) -> CandidateTiming | None:
-        """Return the time of one candidate for messages of `nbytes` bytes; None if it was not measured near this size.
+        """Return the median time and interval of candidate `name` for messages of `nbytes` bytes, interpolated.
 
-        Between two measured sizes, the logarithm of the time is linear in the logarithm of the size. The ratio of
-        `nbytes` to each of the two sizes may be at most `MAX_SIZE_RATIO`.
+        Between two measured sizes, the logarithm of the time is linear in the logarithm of the size. The result is None
+        unless a size of at most `nbytes` bytes and a size of at least `nbytes` bytes were measured, both at most a
+        factor `MAX_SIZE_RATIO` away from `nbytes`.
         """
         size = max(nbytes, MIN_BYTES)
         measured = {
             max(point.nbytes, MIN_BYTES): timing for point in self.points for timing in point.timings
             if timing.name == name and timing.low > 0
         }  # fmt: skip
-        below = max((each for each in measured if each <= size), default=0)
-        above = min((each for each in measured if each >= size), default=0)
+        below = max((known for known in measured if known <= size), default=0)
+        above = min((known for known in measured if known >= size), default=0)
         if not below or not above or max(size / below, above / size) > MAX_SIZE_RATIO:
             return None
         share = math.log(size / below) / math.log(above / below) if below < above else 0.0
-        pairs = ((getattr(measured[each], field) for each in (below, above)) for field in ("us", "low", "high"))
+        pairs = ((getattr(measured[known], field) for known in (below, above)) for field in ("us", "low", "high"))
         return CandidateTiming(name, *(a ** (1 - share) * b**share for a, b in pairs))
 
     def merge(self, newer: TuningSeries) -> TuningSeries:
@@ -165,12 +166,12 @@ def _is_tie(one: CandidateTiming, other: CandidateTiming) -> bool:
 def _break_tie(by_time: list[CandidateTiming], previous: str) -> CandidateTiming:
     """Return the winner among `by_time`, timings sorted by median.
 
-    Of those that tie with the first, it is `previous` (the winner of the next smaller message size), else the one whose
-    interval has the lowest lower end.
+    Of the timings that tie with the first, the winner is that of `previous` (the winner at the next smaller message
+    size), or, if `previous` is not among them, the timing whose interval has the lowest lower end.
     """
     best = by_time[0]
-    tied = [each for each in by_time if _is_tie(best, each)]
-    return next((each for each in tied if each.name == previous), min(tied, key=lambda each: each.low))
+    tied = [timing for timing in by_time if _is_tie(best, timing)]
+    return next((timing for timing in tied if timing.name == previous), min(tied, key=lambda timing: timing.low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,19 +184,29 @@ class TuningTable:
     def find_winner(
         self, operation: Operation, itemsize: int, buffer: BufferKind, nbytes: int, allowed: Collection[str]
     ) -> MeasuredWinner | None:
-        """Return the fastest of the `allowed` algorithms, or None if none was measured near `nbytes` bytes.
+        """Return the `MeasuredWinner` of the `allowed` algorithms, or None if none was measured near `nbytes` bytes.
 
         The timings are those of the nearest measured element size (`itemsize` in bytes).
         """
-        matching = [each for each in self.series if (each.operation, each.buffer) == (operation, buffer)]
-        matching.sort(key=lambda each: (abs(math.log(each.itemsize / max(itemsize, 1))), each.itemsize))
-        return matching[0].find_winner(nbytes, allowed) if matching else None
+        series = self.find_series(operation, itemsize, buffer)
+        return None if series is None else series.find_winner(nbytes, allowed)
+
+    def find_series(self, operation: Operation, itemsize: int, buffer: BufferKind) -> TuningSeries | None:
+        """Return the series of an operation and kind of buffer with the nearest element size; None if there is none.
+
+        `itemsize` is the element size in bytes.
+        """
+        matching = (series for series in self.series if (series.operation, series.buffer) == (operation, buffer))
+        wanted = max(itemsize, 1)
+        return min(
+            matching, key=lambda series: (abs(math.log(series.itemsize / wanted)), series.itemsize), default=None
+        )
 
     def merge(self, newer: Iterable[TuningSeries]) -> TuningTable:
         """Return a new table in which the timings of `newer` replace those of this table in the same range of sizes."""
-        by_key = {each.key: each for each in self.series}
-        for each in newer:
-            by_key[each.key] = by_key[each.key].merge(each) if each.key in by_key else each
+        by_key = {series.key: series for series in self.series}
+        for series in newer:
+            by_key[series.key] = by_key[series.key].merge(series) if series.key in by_key else series
         order = sorted(by_key, key=lambda key: (key[0].value, key[1], key[2]))
         return replace(self, series=tuple(by_key[key] for key in order))
 
@@ -206,12 +217,12 @@ class TuningTable:
             "where": asdict(self.site),
             "series": [
                 {
-                    "operation": each.operation.value,
-                    "itemsize": each.itemsize,
-                    "buffer": str(each.buffer),
-                    "points": [_point_as_json(point) for point in each.points],
+                    "operation": series.operation.value,
+                    "itemsize": series.itemsize,
+                    "buffer": str(series.buffer),
+                    "points": [_point_as_json(point) for point in series.points],
                 }
-                for each in self.series
+                for series in self.series
             ],
         }
 
@@ -222,7 +233,7 @@ class TuningTable:
         if schema != SCHEMA:
             raise UsageError(f"schema {schema!r} is not {SCHEMA}, which `hpccoll tune` of this version writes")
         try:
-            return cls(TuningSite(**data["where"]), tuple(_parse_series(each) for each in data["series"]))
+            return cls(TuningSite(**data["where"]), tuple(_parse_series(series) for series in data["series"]))
         except KeyError as error:
             raise UsageError(f"the tuning table lacks {error}") from error
         except (TypeError, ValueError, AttributeError) as error:
@@ -237,7 +248,7 @@ def _point_as_json(point: TuningPoint) -> dict[str, Any]:
 
 def _parse_series(data: Mapping[str, Any]) -> TuningSeries:
     """Return the TuningSeries in an object of a JSON file; raise KeyError, TypeError or ValueError if it is damaged."""
-    points = sorted((_parse_point(each) for each in data["points"]), key=lambda point: point.nbytes)
+    points = sorted((_parse_point(entry) for entry in data["points"]), key=lambda point: point.nbytes)
     itemsize = int(data["itemsize"])
     if itemsize < 1:
         raise ValueError(f"itemsize {itemsize} is not positive")

@@ -1,9 +1,9 @@
 """Parameters, memory, FLOPs, traffic and time of training a model on a mesh of ranks, by formulas.
 
 Start with `training_setup.py`, the description of a training step. `transformer_parts` and `perceptron_parts` have
-the formulas of the parts of a model, such as a layer, and `parameters`, `memory`, `flops`, `communication` and
-`overlap` those of a rank; the docstrings derive the formulas and cite their sources. `estimate.py` combines these
-quantities for a machine model, and `mesh_search.py` ranks meshes.
+formulas for the parts of a model, such as a layer. `parameters`, `memory`, `flops`, `communication` and `overlap` have
+formulas for a rank. The docstrings derive the formulas and cite their sources. `estimate.py` combines these quantities
+for a machine model, and `mesh_search.py` ranks meshes.
 """
 
 from hpccoll.sizing.estimate import Estimate, make_estimate

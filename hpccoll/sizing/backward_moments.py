@@ -1,4 +1,4 @@
-"""The bytes of a rank's activations and gradients at those moments of its backward passes that may be the peak."""
+"""Compute a rank's bytes of activations and gradients at moments of its backward passes that may be the memory peak."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class MomentBytes(NamedTuple):
     """A rank's bytes of activations and gradients at one moment of a backward pass, in an estimate of memory.
 
     Args:
-        activations: kept activations, also the inputs and gradients that wait for a separate backward pass of weights.
+        activations: kept activations, and the inputs and gradients that wait for a separate backward pass of weights.
         recomputed: recomputed activations.
-        in_flight: gradients of activations, and gradients of parameters that are not yet added to their sums.
-        gradients: complete gradients of parameters; 0 if they already exist when a step begins.
+        in_flight: gradients of activations, and gradients of parameters not yet added to the sums over micro-batches.
+        gradients: complete gradients of parameters; 0 if their memory already exists when a step begins.
     """
 
     activations: float
@@ -41,12 +41,12 @@ class _StageBytes:
     `splits` is whether a separate backward pass computes the gradients of weights (BACKWARD_WEIGHT).
 
     Attributes:
-        kept: activations from the forward to the backward pass.
-        moments: the bytes at the moments of the backward pass that may be the peak.
-        gradients: complete gradients of the parameters, if a step begins without them.
+        kept: activations that are kept from the forward to the backward pass.
+        moments: the bytes at the moments of the backward pass that may be the memory peak.
+        gradients: complete gradients of the parameters, if a step begins without gradients.
         deferred: inputs and gradients that wait for the separate backward pass of weights.
-        largest_gradient: the largest gradients of parameters that are not yet added to their sums.
-        input, output: the messages from the previous stage and to the next one.
+        largest_gradient: the largest gradients of parameters that are not yet added to the sums over micro-batches.
+        input, output: the bytes of the messages from the previous stage and to the next one.
     """
 
     def __init__(self, setup: TrainingSetup, stage: int, *, splits: bool) -> None:
@@ -59,12 +59,12 @@ class _StageBytes:
         self.input, self.output = list_stage_parts(setup, stage - 1)[-1].output if stage else 0.0, parts[-1].output
         placed = setup.family.place_stages(setup.pipeline)
         if stage and setup.program.keeps_outputs and placed[stage - 1] == placed[stage]:
-            self.kept -= self.input  # the stage before keeps it as its output
+            self.kept -= self.input  # the stage before keeps this input as its output
         before, held = self.kept, 0.0
         for part in reversed(parts):
             before -= part.kept * part.count
             lacking = e * sum(unit.elements for unit in part.units if setup.lacks_gradients(unit.kind))
-            # Of equal parts, memory is at its peak in the last or in the first one.
+            # Among equal parts, the backward pass of the last or of the first part has the peak of memory.
             for number in sorted({0, part.count - 1}, reverse=True):
                 passed = part.count - 1 - number
                 for moment in part.moments:
@@ -72,7 +72,7 @@ class _StageBytes:
                     recomputed = max(moment.alive - part.kept, 0.0)
                     gradient = moment.unsummed * e
                     complete = e * sum(unit.elements for unit in moment.finished if setup.holds_gradients(unit.kind))
-                    # ZeRO-2 and 3 add the gradients of a part to their sums when all of them are complete.
+                    # In ZeRO-2 and 3, gradients of a part stay unsummed until all gradients of the part are complete.
                     unsummed = gradient + complete * shards
                     self.largest_gradient = max(self.largest_gradient, unsummed)
                     if splits:
@@ -89,14 +89,15 @@ class _StageBytes:
 
 
 def list_moments(setup: TrainingSetup, rank: int) -> Iterator[MomentBytes]:
-    """Yield a rank's bytes at those moments of its backward passes that may be the peak of its memory.
+    """Yield the bytes of the rank with index `rank` along pp at the moments of backward passes that may be the peak.
 
-    With 1F1B, stage 0 of p keeps p micro-batches of L/p layers, as many as a rank without a pipeline keeps for one
-    micro-batch (Korthikanti et al., arXiv 2205.05198, section 4.3 and equation 5).
+    With 1F1B and L layers on p stages, stage 0 keeps the activations of p micro-batches in L/p layers, which take as
+    many bytes as the activations of one micro-batch in all L layers (Korthikanti et al., arXiv 2205.05198, section 4.3
+    and equation 5).
     """
     family, shape = setup.family, setup.pipeline
     stages = [stage for stage, at in enumerate(setup.stage_ranks) if at == rank]
-    if setup.program.frees_gradients:  # `hpccoll train`, whose pipelines are small enough to follow each message
+    if setup.program.frees_gradients:  # pipelines of `hpccoll train` are small enough to follow each message
         steps = iter(family.plan(shape.stages, shape.microbatches).programs[rank])
     elif len(stages) > 1:
         steps = family.steps(shape, rank)
@@ -126,7 +127,7 @@ class _StepMemory:
         self.received: dict[tuple[ActionKind, int, int], float] = {}  # bytes of messages whose pass has not begun
 
     def run(self, action: PipelineAction) -> Iterator[MomentBytes]:
-        """Update the bytes for one action of the schedule; yield its moments that may be the peak of memory."""
+        """Update the bytes for one action of the schedule; yield the action's moments that may be the memory peak."""
         kind, stage, microbatch = action
         own = self.stages[stage]
         if kind in (ActionKind.RECV_F, ActionKind.RECV_B):
@@ -142,7 +143,7 @@ class _StepMemory:
             yield self._compute_weight_gradients(stage, own)
 
     def _run_backward(self, stage: int, own: _StageBytes) -> Iterator[MomentBytes]:
-        """Yield the moments of a stage's backward pass that may be the peak of memory; count what remains after it."""
+        """Yield the moments of a stage's backward pass that may be the peak; then count the bytes after this pass."""
         before, is_first = sum(self.gradients.values()), not self.gradients[stage]
         for moment in own.moments:
             yield moment._replace(

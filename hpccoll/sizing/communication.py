@@ -1,8 +1,9 @@
 """Traffic of a training step: the bytes that a rank sends, per strategy, collective and class of link.
 
-A ring all_gather or reduce_scatter of a message of S bytes over n ranks sends (n-1)/n S per rank, and an all_reduce
-twice as much; no algorithm sends less (Patarasuk and Yuan, JPDC 2009). For each collective, the busiest rank is
-counted: in a pipeline, the first one, the second one or the last one.
+A ring all_gather or reduce_scatter of a message of S bytes over n ranks sends (n-1)/n S bytes per rank, and an
+all_reduce twice as many; no algorithm sends less (Patarasuk and Yuan, JPDC 2009). The bytes of a collective are those
+of the busiest rank, which is the first, the second or the last rank of a pipeline. The argument `rank` of a function is
+a rank's index along pp.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from hpccoll.sizing.rank_parts import list_rank_parts, list_stage_parts
 from hpccoll.sizing.training_setup import REPLICA_AXES, TrainingSetup
 
 GRADIENTS = ("dp", "zero1", "zero2", "zero3")  # strategies that send gradients and weights
-MESSAGE_AXES = {"sp": ("tp",)}  # the axes of a strategy; other strategies have the name of their axis
+MESSAGE_AXES = {"sp": ("tp",)}  # the axes of strategies that are not named after their axis
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The bytes that a rank sends in a training step for one parallel strategy by one collective, and their time."""
+    """The bytes that a rank sends in a training step by one collective of a parallel strategy, and the calls' time."""
 
     strategy: str  # dp, zero1, zero2, zero3, tp, sp, pp, cp, ep, or copies (of the state, to survive deaths)
     collective: str
@@ -35,7 +36,7 @@ class Traffic:
     sent_bytes: float
     between_share: float  # of sent_bytes
     seconds: float
-    group: int  # ranks that communicate with each other
+    group: int  # number of ranks that communicate with each other
 
     @property
     def between_bytes(self) -> float:
@@ -49,7 +50,7 @@ class Traffic:
 
 
 class _Channel(NamedTuple):
-    """The identity of traffic: parallel strategy, collective, and the mesh axes along which ranks communicate."""
+    """The key by which traffic is summed: parallel strategy, collective, and the mesh axes of the communication."""
 
     strategy: str
     collective: str
@@ -76,17 +77,16 @@ def list_traffic(setup: TrainingSetup, machine: Machine) -> list[Traffic]:
         by_group.setdefault((axes, channel.is_tied, channel.collective), []).append(channel)
     traffic = []
     for channels in by_group.values():
-        totals = [sum(each[channel].nbytes for channel in channels if channel in each) for each in by_rank]
+        totals = [sum(calls[channel].nbytes for channel in channels if channel in calls) for calls in by_rank]
         busiest = by_rank[totals.index(max(totals))]
-        traffic += [_make_traffic(setup, machine, each, busiest[each]) for each in channels if each in busiest]
+        traffic += [
+            _make_traffic(setup, machine, channel, busiest[channel]) for channel in channels if channel in busiest
+        ]
     return traffic
 
 
 def _sum_calls(setup: TrainingSetup, rank: int) -> dict[_Channel, _Calls]:
-    """Return the bytes and the number of a rank's calls in a step, by strategy, collective and axes.
-
-    `rank` is the index of the rank along pp.
-    """
+    """Return the bytes and the number of a rank's calls in a step, by strategy, collective and axes."""
     by_channel: dict[_Channel, _Calls] = {}
     for channel, calls in chain(
         _list_gradient_calls(setup, rank),
@@ -99,12 +99,12 @@ def _sum_calls(setup: TrainingSetup, rank: int) -> dict[_Channel, _Calls]:
     return by_channel
 
 
-def _make_traffic(setup: TrainingSetup, machine: Machine, channel: _Channel, found: _Calls) -> Traffic:
-    """Return the traffic of the calls `found` of a channel (strategy, collective, axes), with its time.
+def _make_traffic(setup: TrainingSetup, machine: Machine, channel: _Channel, calls_of_channel: _Calls) -> Traffic:
+    """Return the traffic, with its time, of the calls on a channel (strategy, collective, axes).
 
-    A ring sends (n-1)/n of its messages, or twice that to reduce to all ranks.
+    In a ring of n ranks, each rank sends (n-1)/n of the bytes of a message, and twice as many for an all_reduce.
     """
-    collective, (sent, calls) = channel.collective, found
+    collective, (sent, calls) = channel.collective, calls_of_channel
     sends = collective == "send"
     wraps = not sends or channel.strategy != "pp" or setup.pipeline.stages_per_rank > 1
     links = _find_links(setup.mesh, channel.axes, machine, collective == "all_to_all", wraps)
@@ -122,7 +122,7 @@ def _make_traffic(setup: TrainingSetup, machine: Machine, channel: _Channel, fou
 def _find_links(mesh: Mesh, axes: tuple[str, ...], machine: Machine, every_peer: bool, wraps: bool) -> GroupLinks:
     """Return the links that the groups of ranks along axes of a mesh use.
 
-    `every_peer` states that each rank sends to all others of its group; `wraps`, that the last rank sends to the first.
+    With `every_peer`, each rank sends to all others of its group. With `wraps`, a group's last rank sends to its first.
     """
     stride = min(map(mesh.stride, axes))
     return find_group_links(mesh.ranks, mesh.count(*axes), stride, machine, every_peer=every_peer, wraps=wraps)
@@ -131,13 +131,14 @@ def _find_links(mesh: Mesh, axes: tuple[str, ...], machine: Machine, every_peer:
 def _list_gradient_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channel, _Calls]]:
     """Yield the calls of a training step for gradients and weights among ranks that have the same parameters.
 
-    dp reduces the gradients of all micro-batches once, by an all_reduce of G bytes. ZeRO-1 reduces by reduce_scatter of
-    G, and gathers the updated weights, W bytes. ZeRO-2 keeps no whole gradients, so it reduces them in each of m
-    micro-batches. ZeRO-3 also gathers the weights of each layer in each forward and each backward pass: 2 m W. For m =
-    1 and G = W, ZeRO-3 sends 3/2 of the bytes of dp, and the others as many as dp (Rajbhandari et al., ZeRO, arXiv
-    1910.02054, section 7). There is one call per layer, whose message ZeRO pads to a multiple of the ranks. Experts
-    have fewer replicas. With sequence parallelism, the gradients of parameters that are applied to own tokens only are
-    also summed over tp. `rank` is the index along pp.
+    Data parallelism (dp) sums the gradients of all micro-batches once per step, by an all_reduce. ZeRO-1 sums the
+    gradients by a reduce_scatter, and gathers the updated weights. ZeRO-2 keeps no whole gradients, so it reduces them
+    in each micro-batch. ZeRO-3 also gathers the weights of each layer in each forward and each backward pass, which is
+    2 m W bytes for m micro-batches and W bytes of weights. With one micro-batch, and as many bytes of gradients as of
+    weights, ZeRO-3 sends 3/2 of the bytes of dp, and ZeRO-1 and 2 as many as dp (Rajbhandari et al., ZeRO, arXiv
+    1910.02054, section 7). There is one call per layer, whose message ZeRO pads to a multiple of the number of ranks.
+    Experts have fewer replicas than other parameters. With sequence parallelism, the gradients of the parameters that
+    each rank applies only to its own tokens are also summed over tp.
     """
     m, level, e = setup.microbatches, setup.shard_level, setup.precision.element_bytes
     strategy = f"zero{level}" if level else "dp"
@@ -155,10 +156,7 @@ def _list_gradient_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Cha
 
 
 def _list_rank_units(setup: TrainingSetup, rank: int) -> Iterator[tuple[ParameterUnit, int]]:
-    """Yield the parameter units of a rank (what ZeRO shards together), each with the number of equal ones.
-
-    `rank` is the index along pp.
-    """
+    """Yield pairs of a rank's parameter unit (parameters that ZeRO shards together) and the number of equal units."""
     return ((unit, part.count) for part in list_rank_parts(setup, rank) for unit in part.units)
 
 
@@ -172,11 +170,11 @@ def _list_layer_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channe
 
 
 def _list_pipeline_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channel, _Calls]]:
-    """Yield the messages between pipeline stages: a stage's output, T*h*e bytes, and its gradient back.
+    """Yield the calls between pipeline stages of the rank with index `rank` along pp.
 
-    T counts tokens, h features, and e bytes per element. If embedding and output layer share a weight but are on
-    different ranks, their gradients are summed: an all_reduce of V*h*e bytes (V: size of the vocabulary) between two
-    ranks, or of the shards of ZeRO.
+    For T tokens of h features and e bytes per element, a stage sends its output, T*h*e bytes, and receives the gradient
+    of the output. If embedding and output layer share a weight but are on different ranks, an all_reduce between two
+    ranks sums the weight's gradient (V*h*e bytes for a vocabulary of V tokens), or the gradient's shard with ZeRO.
     """
     sends, m = _Channel("pp", "send", ("pp",)), setup.microbatches
     for stage, ends in enumerate(pairwise(setup.stage_ranks)):
@@ -190,7 +188,7 @@ def _list_pipeline_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Cha
 
 
 def _list_copy_calls(setup: TrainingSetup, rank: int) -> Iterator[tuple[_Channel, _Calls]]:
-    """Yield the message with the copy of a rank's state to a neighbour, once per step."""
+    """Yield the message with the copy of a rank's state to a neighbour; nothing if the setup sends no copies."""
     if setup.sends_copies:
         axes = REPLICAS if setup.replicas > 1 else AXES
         yield _Channel("copies", "send", axes), _Calls(compute_copied_bytes(setup, rank), 1)

@@ -22,7 +22,8 @@ USABLE_MEMORY = 0.9  # the remainder is left for CUDA contexts, the buffers of l
 class StepTime:
     """The seconds of a training step: computation of the slowest rank, idle time, and exposed communication.
 
-    Exposed communication is that during which the rank computes nothing; `exposed_s` has it by strategy.
+    During exposed communication, the rank computes nothing. `exposed_s` has the seconds of exposed communication by
+    parallel strategy.
     """
 
     compute_s: float
@@ -41,7 +42,10 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """The name of what takes longest besides computation, or `compute` if nothing takes a tenth of the step."""
+        """The name of the longest delay: `bubble` (idle time) or the strategy, such as `tp`, of exposed communication.
+
+        The result is `compute` if the longest delay takes at most a tenth of the step.
+        """
         others = {"bubble": self.idle_s, **self.exposed_s}
         longest = max(others, key=lambda name: others[name])
         return longest if others[longest] > 0.1 * self.total_s else "compute"
@@ -67,7 +71,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the rank's memory suffices for the training step."""
+        """Whether the memory of every rank suffices for the training step."""
         return self.memory.total <= self.usable_bytes
 
     @property
@@ -90,8 +94,8 @@ def compute_usable_bytes(machine: Machine) -> float:
 def make_estimate(setup: TrainingSetup, machine: Machine, efficiency: float = DEFAULT_EFFICIENCY) -> Estimate:
     """Return the estimate of a training step; computation runs at `efficiency` times the machine's peak rate.
 
-    Raises UsageError if the mesh does not divide the model, the batch or the sequence, or if the machine has no peak
-    rate or no memory.
+    Raises UsageError if the mesh does not divide the model, the batch or the sequence, or if the machine model states
+    no peak rate or no memory.
     """
     setup.require_fits()
     require_capacity(machine, "memory_bytes")
@@ -105,11 +109,12 @@ def compute_step_time(
 ) -> StepTime:
     """Return the time of a step, with computation at `efficiency` times the peak rate.
 
-    The slowest rank computes the m micro-batches of its stages. The idle time is that of the pipeline schedule, plus
-    the time of 2 (p-1) transfers that fill and drain a pipeline of p ranks. Communication hides behind computation as
-    follows: gradients behind the backward pass of the last micro-batch (with ZeRO-2, of all micro-batches); the weights
-    that ZeRO-1 and 2 gather behind a forward pass; ZeRO-3 and the pipeline's messages behind all passes; ring attention
-    behind the core of attention. Tensor, sequence and expert parallelism are on the critical path, and do not hide.
+    The computing time is the time of all micro-batches on the slowest rank. The idle time is that of the pipeline
+    schedule, plus the time of 2 (p-1) transfers that fill and drain a pipeline of p ranks. Computation hides
+    communication: the backward pass of the last micro-batch (with ZeRO-2, of all micro-batches) hides that of
+    gradients, a forward pass the weights that ZeRO-1 and 2 gather, all passes the messages of ZeRO-3 and of the
+    pipeline, and the core of attention (scores and weighted values) the keys and values of ring attention. The
+    communication of tensor, sequence and expert parallelism is on the critical path, and is not hidden.
     """
     rate, m = efficiency * require_capacity(machine, "peak_flop_per_s"), setup.microbatches
     flops = count_pass_flops(setup)
@@ -128,22 +133,22 @@ def compute_step_time(
         "pp": compute,
         "cp": 3 * m * count_causal_core_flops(setup) / rate,
     }
-    exposed = {name: max(each - hiding.get(name, 0.0), 0.0) for name, each in seconds.items()}
+    exposed = {name: max(communication_s - hiding.get(name, 0.0), 0.0) for name, communication_s in seconds.items()}
     return StepTime(compute, idle, exposed)
 
 
-def compute_rank_seconds(found: Estimate, rank: int) -> float:
-    """Return the seconds that the rank with index `rank` along pp computes in a step of the estimate `found`."""
-    flops = count_pass_flops(found.setup, rank)
-    rate = found.efficiency * require_capacity(found.machine, "peak_flop_per_s")
-    return found.setup.microbatches * (flops.forward + flops.backward + flops.recomputed) / rate
+def compute_rank_seconds(estimate: Estimate, rank: int) -> float:
+    """Return the seconds that the rank with index `rank` along pp computes in an estimated step."""
+    flops = count_pass_flops(estimate.setup, rank)
+    rate = estimate.efficiency * require_capacity(estimate.machine, "peak_flop_per_s")
+    return estimate.setup.microbatches * (flops.forward + flops.backward + flops.recomputed) / rate
 
 
 def compute_idle_time(setup: TrainingSetup, flops: Flops, rate: float) -> float:
-    """Return the seconds of a step in which a rank waits for its pipeline.
+    """Return the seconds of a step in which a rank waits for other ranks of its pipeline.
 
-    The seconds are those that the schedule's publication states, else those of a simulation. `flops` are those of a
-    rank for one micro-batch, and `rate` is its FLOP/s.
+    The idle time is computed by the formula in the schedule's publication, or by a simulation if there is no formula.
+    `flops` are the FLOPs of a rank for one micro-batch, and `rate` is the rank's FLOP/s.
     """
     if setup.mesh.pp == 1:
         return 0.0

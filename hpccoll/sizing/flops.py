@@ -5,10 +5,11 @@ The backward pass computes two products for each one of the forward pass (the gr
 takes twice the FLOPs. `transformer_shape` has the FLOPs of a layer.
 
 Causal masks are ignored, as in the published formula: attention counts all s keys, although half of the scores are
-masked on average. For GPT, a step of B samples takes 72 B L s h^2 (1 + s/(6h) + V/(12hL)) FLOPs: Narayanan et al.,
-SC 2021, arXiv 2104.04473, appendix, without the recomputation; also Korthikanti et al., arXiv 2205.05198, appendix A.
-For selective recomputation, Korthikanti et al. state s/(6h) more FLOPs, 2.7 % for GPT-3; repeating the 4 s h FLOPs of
-the forward pass adds a third of that, which this module counts.
+masked on average. A step of B samples of s tokens takes 72 B L s h^2 (1 + s/(6h) + V/(12hL)) FLOPs in a GPT of L layers
+with h features and a vocabulary of V tokens: Narayanan et al., SC 2021, arXiv 2104.04473, appendix, without the
+recomputation; also Korthikanti et al., arXiv 2205.05198, appendix A. For selective recomputation, Korthikanti and
+others state s/(6h) more FLOPs (2.7 % for GPT-3); this module counts a third of them, because a backward pass repeats
+only the 4 s h FLOPs per token of attention's forward pass.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ class Flops:
 
 
 def count_step_flops(setup: TrainingSetup) -> Flops:
-    """Return the FLOPs of a training step over all ranks, as if one rank computed the whole step."""
+    """Return the `Flops` of a training step over all ranks, as if one rank computed the whole step."""
     alone = replace(setup, mesh=Mesh(), microbatches=1, schedule="1f1b", sequence_parallel=False, routing=None)
     return count_pass_flops(alone, 0)
 
 
 def count_pass_flops(setup: TrainingSetup, rank: int | None = None) -> Flops:
-    """Return the FLOPs of a rank for one micro-batch of its pipeline stages.
+    """Return the `Flops` of a rank for one micro-batch of its pipeline stages.
 
     `rank` is the index of the rank along pp; None stands for the slowest rank, which most often has the output layer.
     """
     if rank is None:
         slowest = (count_pass_flops(setup, rank) for rank in setup.compared_ranks)
-        return max(slowest, key=lambda each: each.forward)
+        return max(slowest, key=lambda flops: flops.forward)
     parts = list_rank_parts(setup, rank)
     return Flops(
         sum(part.count * part.forward_flops for part in parts),

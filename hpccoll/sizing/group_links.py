@@ -25,7 +25,7 @@ class GroupLinks:
     alpha_s: float
 
     def compute_seconds(self, sent_bytes: float, calls: float, rounds: float) -> float:
-        """Return the seconds of `calls` collectives of `rounds` rounds, in which a rank sends `sent_bytes` in all."""
+        """Return the seconds of `calls` collectives of `rounds` rounds each; a rank sends `sent_bytes` in total."""
         return sent_bytes * self.seconds_per_byte + calls * rounds * self.alpha_s
 
     @property
@@ -41,15 +41,13 @@ def find_group_links(
     """Return the links that the groups of a mesh axis use, while all groups communicate at the same time.
 
     A message inside a node has the speed of the link inside nodes. Messages between nodes share the rate of a NIC if
-    their senders share the NIC. The machine model of `hpccoll simulate` has the same rules; its ranks fill nodes in
-    order.
+    their senders share the NIC. Consecutive ranks fill one node after the other.
 
     Args:
-        ranks: the number of ranks of the mesh.
         size: the number of ranks of a group, at least 2.
         stride: the difference between the ranks of neighbours in a group.
-        every_peer: each rank sends to all others of its group in turn (all_to_all), instead of to the next one.
-        wraps: the last rank of a group sends to the first one.
+        every_peer: whether each rank sends to all others of its group in turn (all_to_all), or only to the next one.
+        wraps: whether the last rank of a group sends to the first one.
     """
     rank = np.arange(ranks)
     index = rank // stride % size
@@ -63,7 +61,7 @@ def find_group_links(
 
 
 def _find_hop(rank: IntArray, peer: IntArray, machine: Machine) -> tuple[float, float, float]:
-    """Return the share of the messages that leave a node, and the largest beta and alpha of their links.
+    """Return the share of messages that leave a node, and the largest seconds per byte and latency of the links used.
 
     Message i goes from rank `rank[i]` to rank `peer[i]`; all are sent at the same time.
     """

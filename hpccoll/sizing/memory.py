@@ -1,8 +1,8 @@
 """Memory of a rank at its peak: weights, gradients, optimizer state, activations, buffers of layers, in bytes.
 
-The peak is in the first backward pass, when the rank holds activations of the most micro-batches.
-
-The memory of libraries, of the CUDA context and of fragmentation is not counted.
+The peak is in the first backward pass, when the rank holds activations of the most micro-batches. The memory of
+libraries, of the CUDA context and of fragmentation is not counted. The argument `rank` of a function is a rank's index
+along pp.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBytes:
-    """Bytes of a rank's memory, by content.
+    """Bytes of a rank's memory, by purpose.
 
     `activations` are kept from the forward to the backward pass. `recomputed` are the activations that the backward
     pass of one layer recomputes, and `in_flight` the gradients of activations that exist at once in a backward pass.
@@ -53,11 +53,11 @@ class MemoryBytes:
 
 
 def compute_state_bytes(parameters: float, zero: int, replicas: int, precision: Precision) -> StateBytes:
-    """Return the bytes of weights, gradients and optimizer state of `parameters` parameters that `replicas` ranks have.
+    """Return a rank's bytes of weights, gradients and optimizer state, for parameters that `replicas` ranks have.
 
     ZeRO-1 shards the optimizer state over the replicas, ZeRO-2 the gradients as well, and ZeRO-3 the weights as well.
-    For P parameters in bfloat16 with Adam on D replicas: 16 P bytes without ZeRO, then 4 P + 12 P/D, 2 P + 14 P/D and
-    16 P/D. Source: Rajbhandari et al., ZeRO, arXiv 1910.02054, figure 1 and table 1.
+    P parameters in bfloat16 with Adam on D replicas take 16 P bytes without ZeRO, 4 P + 12 P/D with ZeRO-1, 2 P + 14
+    P/D with ZeRO-2 and 16 P/D with ZeRO-3. Source: Rajbhandari et al., ZeRO, arXiv 1910.02054, figure 1 and table 1.
     """
     element = parameters * precision.element_bytes
     weights, gradients = (element / (replicas if zero >= stage else 1) for stage in (3, 2))
@@ -68,9 +68,9 @@ def compute_state_bytes(parameters: float, zero: int, replicas: int, precision: 
 def compute_buffer_bytes(setup: TrainingSetup, rank: int) -> float:
     """Return the bytes of buffers with the weights and gradients of layers that ZeRO gathers or reduces at a time.
 
-    With ZeRO-3, the weights of two consecutive layers are gathered: of the one in use and of the next one. With ZeRO-2
-    and 3, the gradients of one layer are whole until they are reduced. ZeRO does not shard the experts that a rank
-    holds alone. `rank` is the index along pp.
+    With ZeRO-3, the weights of two consecutive layers are gathered: of the layer in use and of the next layer. With
+    ZeRO-2 and 3, the gradients of one layer are whole until they are reduced. ZeRO does not shard the experts that a
+    rank holds alone.
     """
     if setup.shard_level < 2:
         return 0.0
@@ -84,7 +84,7 @@ def compute_buffer_bytes(setup: TrainingSetup, rank: int) -> float:
         padded = {n: -(-elements // n) * n for n, elements in units.items()}
         largest |= Counter(padded)
         in_turn += [Counter(padded.values())] * min(part.count, 2)
-    # ZeRO adds the shards of later micro-batches to those of the first one.
+    # The gradient shard of a later micro-batch is in a buffer until ZeRO adds it to that of the first micro-batch.
     reduced = sum(elements + elements // n * (setup.microbatches > 1) for n, elements in largest.items())
     pairs = [first + second for first, second in pairwise(in_turn)]
     if setup.program.pools_weights:
@@ -94,10 +94,7 @@ def compute_buffer_bytes(setup: TrainingSetup, rank: int) -> float:
 
 
 def compute_copied_bytes(setup: TrainingSetup, rank: int) -> float:
-    """Return the bytes of a copy of a rank's state: weights, of which ZeRO copies a shard, and optimizer state.
-
-    `rank` is the index along pp.
-    """
+    """Return the bytes of a copy of a rank's state: weights, of which ZeRO copies a shard, and optimizer state."""
     copied = 0.0
     for part in list_rank_parts(setup, rank):
         for unit in part.units:
@@ -122,7 +119,7 @@ def _compute_neighbour_bytes(setup: TrainingSetup, rank: int) -> float:
 
 
 def compute_rank_memory(setup: TrainingSetup, rank: int) -> MemoryBytes:
-    """Return the peak memory of a rank with the index `rank` along pp, in bytes by content.
+    """Return the peak memory of a rank with the index `rank` along pp as `MemoryBytes`.
 
     With copies of the state, the peak may be at the end of the step, when the copies after the last two steps exist.
     """
@@ -143,7 +140,7 @@ def compute_rank_memory(setup: TrainingSetup, rank: int) -> MemoryBytes:
         *(peak.recomputed, peak.in_flight, buffers, copies),
     )
     end = MemoryBytes(weights, gradients + new_gradients, optimizer, 0.0, 0.0, 0.0, buffers, 2 * copies)
-    return max(backward, end, key=lambda each: each.total) if setup.survive else backward
+    return max(backward, end, key=lambda memory: memory.total) if setup.survive else backward
 
 
 def _compute_batch_bytes(setup: TrainingSetup) -> float:
@@ -153,5 +150,5 @@ def _compute_batch_bytes(setup: TrainingSetup) -> float:
 
 
 def compute_memory(setup: TrainingSetup) -> MemoryBytes:
-    """Return the peak memory, in bytes by content, of the rank that needs most."""
-    return max((compute_rank_memory(setup, rank) for rank in setup.compared_ranks), key=lambda each: each.total)
+    """Return the peak memory of the rank that needs most as `MemoryBytes`."""
+    return max((compute_rank_memory(setup, rank) for rank in setup.compared_ranks), key=lambda memory: memory.total)

@@ -1,4 +1,4 @@
-"""Ranks the meshes of a number of ranks for a model on a machine, by the estimated time of a step."""
+"""Search the meshes of a given number of ranks for the fastest training step of a model on a machine, by estimates."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hpccoll.sizing.training_setup import RECOMPUTE, ZERO_STAGES, ModelShape, Re
 
 @dataclass(slots=True)
 class MeshSearch:
-    """The result of a search: meshes that fit into memory, fastest first; meshes that do not; and excluded meshes.
+    """The result of a search: estimates of meshes that fit into memory, fastest first, and of meshes that do not fit.
 
-    The excluded meshes are listed by the reason of their exclusion.
+    `misfits` has the meshes on which the training step is impossible, each with the reason.
     """
 
     fitting: list[Estimate] = field(default_factory=list)
@@ -28,10 +28,7 @@ class MeshSearch:
 
 
 def list_meshes(ranks: int, model: ModelShape, machine: Machine) -> Iterator[Mesh]:
-    """Yield the meshes of `ranks` ranks whose tensor-parallel groups stay in a node, and that have enough experts.
-
-    An expert-parallel group has no more ranks than there are experts.
-    """
+    """Yield the meshes of `ranks` ranks with tp at most the ranks per node, and ep at most the number of experts."""
     limits = {"tp": machine.ranks_per_node, "ep": model.experts}
 
     def extend(sizes: tuple[int, ...], rest: int) -> Iterator[Mesh]:
@@ -56,16 +53,14 @@ def search_meshes(
     zeros: Sequence[int] = ZERO_STAGES,
     recomputes: Sequence[Recompute] = RECOMPUTE,
 ) -> MeshSearch:
-    """Return all meshes of `ranks` ranks, each with the fastest settings that fit into memory.
+    """Return all meshes of `ranks` ranks as a `MeshSearch`, each with the fastest settings that fit into memory.
 
     The settings are ZeRO stages, recomputation and the size of micro-batches; sequence parallelism is used with tp.
-    Raises UsageError if the machine lacks a rate.
+    Raises UsageError if the machine model states no peak rate or no memory.
 
     Args:
         base: the training step, from which model, batch, sequence, schedule and precision are taken.
         efficiency: the fraction of the peak rate at which ranks compute.
-        zeros: the ZeRO stages to try.
-        recomputes: the kinds of recomputation to try.
     """
     search = MeshSearch()
     for mesh in list_meshes(ranks, base.model, machine):
@@ -104,8 +99,8 @@ def _find_fastest(
 ) -> TrainingSetup | None:
     """Return the training step that is fastest among those that fit into memory, or None.
 
-    Each size of micro-batches (`possible`) and ZeRO stage uses the least recomputation that suffices. Settings whose
-    time has a lower bound of at least the least time so far are skipped.
+    Each size of micro-batches (`possible`) and ZeRO stage uses the least recomputation with which the step fits into
+    memory. Settings are skipped if a lower bound of their time is not below the fastest time so far.
     """
     usable = compute_usable_bytes(machine)
     fastest, least_s = None, inf
@@ -122,7 +117,9 @@ def _find_fastest(
                     continue
                 time = compute_step_time(tried, machine, efficiency, list_traffic(tried, machine))
                 # A lower bound for the other stages of ZeRO: the time without the communication of ZeRO.
-                others = {strategy: each for strategy, each in time.exposed_s.items() if strategy not in GRADIENTS}
+                others = {
+                    strategy: seconds for strategy, seconds in time.exposed_s.items() if strategy not in GRADIENTS
+                }
                 bounds[recompute] = replace(time, exposed_s=others).total_s
                 if time.total_s < least_s:
                     fastest, least_s = tried, time.total_s

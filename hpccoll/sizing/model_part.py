@@ -11,11 +11,11 @@ ReplicaKind = Literal["dense", "token", "expert"]
 
 @dataclass(frozen=True, slots=True)
 class ParameterUnit:
-    """Parameters of a part of a model that the same ranks hold, and that ZeRO shards together.
+    """Parameters of a part of a model; the same ranks hold all of them, and ZeRO shards them together.
 
     The replicas of `dense` parameters are the ranks of dp, cp and ep, and those of `expert` parameters the ranks of dp
-    and cp. With sequence parallelism, the replicas of the parameters that tp does not split (`token`) include those of
-    tp, because these ranks have different tokens.
+    and cp. With sequence parallelism, the replicas of the parameters that tp does not split (`token`) include the ranks
+    of tp, because ranks of tp have different tokens.
     """
 
     elements: int
@@ -46,9 +46,8 @@ class PartTraffic(NamedTuple):
     Args:
         strategy: the parallel strategy whose ranks communicate, such as `tp`.
         collective: the operation, such as `all_reduce`.
-        calls: the number of calls.
-        nbytes: the bytes of all calls together: of the messages of all_reduce, all_gather and reduce_scatter, and for
-            all_to_all and send, those that the rank sends.
+        nbytes: the total of all calls: for all_reduce, all_gather and reduce_scatter, the bytes of the messages; for
+            all_to_all and send, the bytes that the rank sends.
     """
 
     strategy: str
@@ -58,14 +57,14 @@ class PartTraffic(NamedTuple):
 
 
 class PartMoment(NamedTuple):
-    """The memory in use at a moment of the backward pass of a `ModelPart`, at which it may be at its peak.
+    """The memory in use at a moment of a `ModelPart`'s backward pass at which memory may be at its peak.
 
     Args:
         alive: bytes of the part's activations, kept or recomputed.
         in_flight: bytes of gradients of activations.
         unsummed: number of parameters whose gradients are computed, but not yet added to the sums over micro-batches.
         finished: other parameters of the part, whose gradients are complete.
-        deferred: more bytes of the part, kept only if the schedule computes the gradients of weights later.
+        deferred: further bytes of the part, which are kept if the schedule computes the gradients of weights later.
     """
 
     alive: float
@@ -77,10 +76,10 @@ class PartMoment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """Consecutive equal parts of a model on one rank, such as layers; bytes and FLOPs are those of one of them.
+    """Consecutive equal parts of a model on one rank, such as layers; bytes and FLOPs are those of one part.
 
-    A pipeline schedule may compute the gradients of weights later than those of inputs. Until then, `deferred` bytes
-    are kept: the inputs of linear layers and the gradients of their outputs.
+    A pipeline schedule may compute the gradients of weights later than the gradients of inputs. Between these two
+    computations, `deferred` bytes are kept: the inputs of linear layers and the gradients of their outputs.
     """
 
     units: tuple[ParameterUnit, ...]
@@ -101,12 +100,10 @@ class ModelPart:
 
 
 def make_stage_end(output: float, *, kept: float) -> ModelPart:
-    """Return a model part for the end of a pipeline stage, which keeps its output until its backward pass has ended.
+    """Return a model part for the output of a pipeline stage, kept until the stage's backward pass has ended.
 
-    The gradient of the output, which the next stage sends, is kept as long.
-
-    Args:
-        output: the bytes of the output.
-        kept: the bytes of the output that no layer of the stage keeps.
+    The gradient of the output, which the next stage sends, is also kept until the backward pass has ended. `output` is
+    the number of bytes of the output. A layer of the stage may already keep them; `kept` of these bytes are not kept by
+    a layer, so the end of the stage keeps them.
     """
     return ModelPart((), kept, [PartMoment(kept, 0.0)], 0.0, output, held=2 * output)

@@ -1,9 +1,9 @@
-"""Overlap ratios: the time of communication divided by the time of the computation beside it.
+"""Overlap ratios: the time of communication divided by the time of the computation that runs at the same time.
 
 With a ratio of at most 1, the communication is hidden. All ratios are at peak rates and for long messages: F FLOP/s per
 rank, and BW bytes/s, the rate at which a rank sends while all groups of its axis communicate. If ranks compute below
-the peak rate, more communication is hidden. Symbols: b bytes per element, T tokens of a micro-batch on a rank, h width,
-n ranks along the axis.
+the peak rate, more communication is hidden. In formulas, b is the bytes per element, T the number of tokens of a
+micro-batch on a rank, h the width of the model, k that of keys and of values, and n the number of ranks along the axis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpccoll.sizing.transformer_shape import TransformerShape
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The overlap ratio (communication over computation time) of a parallel strategy, and what it compares in words."""
+    """The overlap ratio (communication over computation time) of a parallel strategy, and a description of both."""
 
     strategy: str
     ratio: float
@@ -28,18 +28,17 @@ class Overlap:
 
     @property
     def hides(self) -> bool:
-        """Whether the computation hides the communication, because it takes at least as long."""
+        """Whether the computation takes at least as long as the communication, and so hides it."""
         return self.ratio <= 1
 
 
 def compute_dp_ratio(b: float, n: int, flop_per_s: float, tokens: float, bytes_per_s: float) -> float:
     """Return communication over computation time of data parallelism and of ZeRO-3: b (n-1) F / (2 n T BW).
 
-    Data parallelism reduces the b P bytes of the gradients of P weights, while the backward pass computes 4 T P FLOPs:
-    2 (n-1)/n b P / BW over 4 T P / F. ZeRO-3 gathers the b P bytes of a layer's weights while the forward pass of a
-    layer computes 2 T P FLOPs: (n-1)/n b P / BW over 2 T P / F. In both, P cancels. ZeRO-1 and 2 send as much as dp.
-
-    `b` is bytes per element, `n` ranks, `flop_per_s` F, `tokens` T of a rank, and `bytes_per_s` BW.
+    For P weights, data parallelism reduces b P bytes of gradients in 2 (n-1)/n b P / BW seconds, while the backward
+    pass takes 4 T P / F seconds. For a layer of P weights, ZeRO-3 gathers b P bytes in (n-1)/n b P / BW seconds, while
+    the forward pass takes 2 T P / F seconds. The number P of weights cancels in both ratios. ZeRO-1 and 2 send as much
+    as data parallelism.
     """
     return b * (n - 1) * flop_per_s / (2 * n * tokens * bytes_per_s)
 
@@ -47,9 +46,9 @@ def compute_dp_ratio(b: float, n: int, flop_per_s: float, tokens: float, bytes_p
 def compute_tp_ratio(b: float, n: int, flop_per_s: float, width: float, bytes_per_s: float) -> float:
     """Return communication over computation time of tensor parallelism: b (n-1) F / (2 h BW).
 
-    The formula is for a linear layer with h inputs and h outputs. An all_gather or reduce_scatter of the activations, b
-    T h bytes, takes (n-1)/n b T h / BW. The layer computes 2 T h^2 / n FLOPs on each rank. T cancels. `b` is bytes per
-    element, `n` ranks, `flop_per_s` F, `width` h, and `bytes_per_s` BW.
+    The formula is for a linear layer with h inputs and h outputs. For T tokens, an all_gather or reduce_scatter of the
+    activations, b T h bytes, takes (n-1)/n b T h / BW seconds, and the layer takes 2 T h^2 / (n F) seconds on each
+    rank. The number T of tokens cancels in the ratio.
     """
     return b * (n - 1) * flop_per_s / (2 * width * bytes_per_s)
 
@@ -57,11 +56,9 @@ def compute_tp_ratio(b: float, n: int, flop_per_s: float, width: float, bytes_pe
 def compute_pp_ratio(b: float, width: float, flop_per_s: float, weights: float, bytes_per_s: float) -> float:
     """Return communication over computation time of a pipeline: b h F / (2 P BW).
 
-    A stage sends the activations, b T h bytes, while the next stage, of P weights on a rank, computes 2 T P FLOPs. T
-    cancels. Layers of 16 h^2 weights (gated MLPs with f = 4 h) give b F / (32 h L BW) for the L layers of the next
-    stage.
-
-    `b` is bytes per element, `width` h, `flop_per_s` F, `weights` P, and `bytes_per_s` BW.
+    For T tokens, a stage sends activations of b T h bytes, while the next stage, with P weights on a rank, computes
+    2 T P FLOPs. The number T of tokens cancels in the ratio. If the next stage has L layers of 16 h^2 weights (gated
+    MLPs of width f = 4 h), the ratio is b F / (32 h L BW).
     """
     return b * width * flop_per_s / (2 * weights * bytes_per_s)
 
@@ -69,28 +66,26 @@ def compute_pp_ratio(b: float, width: float, flop_per_s: float, weights: float, 
 def compute_cp_ratio(b: float, kv_width: float, width: float, flop_per_s: float, t: float, bytes_per_s: float) -> float:
     """Return communication over computation time of ring attention: b k F / (h t BW).
 
-    t = s/n is the number of tokens of each sample on a rank. In each step, a rank sends 2 b t k bytes, keys and values,
-    while it computes the scores and weighted values of t queries and t keys. Scores and weighted values take 4 t^2 h
-    FLOPs, of which a causal mask that is balanced over the ranks leaves 2 t^2 h.
-
-    `b` is bytes per element, `kv_width` k, `width` h, `flop_per_s` F, and `bytes_per_s` BW.
+    Each of n ranks has t = s/n of the s tokens of a sample. In each step, a rank sends t keys and t values, 2 b t k
+    bytes, while it computes the scores and weighted values of t queries and t keys. Scores and weighted values take
+    4 t^2 h FLOPs, of which a causal mask that is balanced over the ranks leaves 2 t^2 h.
     """
     return b * kv_width * flop_per_s / (width * t * bytes_per_s)
 
 
 def list_overlaps(setup: TrainingSetup, machine: Machine) -> list[Overlap]:
-    """Return the overlap ratio (communication over computation time) of each strategy that the mesh uses.
+    """Return the overlap ratios (communication over computation time) of dp or zero3, tp, pp and cp in the mesh.
 
-    The weights of a mixture of experts do not cancel in data parallelism: gradients of all experts are reduced, but a
-    token uses few of them, so the ratio is multiplied by stored over used weights. Raises UsageError if the machine has
-    no peak rate.
+    Only transformers have a ratio of cp. With a mixture of experts, gradients of all experts are reduced, but a token
+    uses few experts, so the ratio of dp is multiplied by the number of stored weights, and divided by the number of
+    used weights. Raises UsageError if the machine model states no peak rate.
     """
     mesh, model, b = setup.mesh, setup.model, setup.precision.element_bytes
     peak, tokens = require_capacity(machine, "peak_flop_per_s"), setup.tokens
     used, overlaps = model.used_weights, []
 
     def get_bandwidth(size: int, first: str) -> float:
-        """Return the bytes per second between neighbours in groups of `size` ranks, from axis `first` on."""
+        """Return the bytes per second between neighbours in groups of `size` ranks whose innermost axis is `first`."""
         seconds_per_byte = find_group_links(mesh.ranks, size, mesh.stride(first), machine).seconds_per_byte
         return 1 / seconds_per_byte if seconds_per_byte else inf  # bytes may cost less than a measurement resolves
 

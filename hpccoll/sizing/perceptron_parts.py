@@ -1,7 +1,4 @@
-"""The parts of a perceptron on a rank: linear layers, activation functions between them, and a loss.
-
-Shapes: T samples of a micro-batch on a rank, e bytes of an element.
-"""
+"""The parts of a perceptron on a rank: linear layers, activation functions between them, and a loss."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from hpccoll.sizing.training_setup import TrainingSetup
 
 
 def list_perceptron_parts(model: PerceptronShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
-    """Return the parts of pipeline stage `stage`: layers, or pairs of layers with recomputation, and the loss."""
+    """Return the parts of pipeline stage `stage`: layers (with recomputation, pairs), and the loss or the output."""
     own = split_evenly(model.layers, setup.pipeline.stages)[stage]
     indices, size = range(own.start, own.stop), 2 if setup.recompute == "full" else 1
     parts = [_make_part(model, setup, indices[at : at + size], indices) for at in range(0, len(indices), size)]
@@ -30,8 +27,8 @@ def list_perceptron_parts(model: PerceptronShape, setup: TrainingSetup, stage: i
 def _make_loss(model: PerceptronShape, nbytes: int) -> ModelPart:
     """Return the loss as a part of the model, for an output of `nbytes` bytes.
 
-    The cross entropy keeps the logarithms of the softmax; its backward pass has their gradient and that of the output.
-    The square error keeps the difference; its backward pass has four tensors of the same size.
+    The cross entropy keeps the logarithms of the softmax; its backward pass has the gradients of these logarithms and
+    of the output. The square error keeps output minus target; its backward pass has four tensors of the output's size.
     """
     return ModelPart((), nbytes, [PartMoment(nbytes, nbytes * (2 if model.has_classes else 4))], 0.0, 0.0)
 
@@ -59,9 +56,9 @@ class _LayerBytes:
     def list_moments(self, alive: float, freed: float) -> Iterator[PartMoment]:
         """Yield the moments of the linear layer's backward pass that may be its memory peak.
 
-        The moments are in the backward passes of an all_gather, of the matrix product, and of the copy whose gradient a
-        split by output sums over tp. `alive` are the bytes of activations up to the input of the layer, of which the
-        matrix product frees `freed`.
+        The moments are: the reduce_scatter of output gradients (split `gathered`), the matrix product, and the sum over
+        tp of the input's gradient (split `column`). `alive` are the bytes of activations up to the input of the layer,
+        of which the matrix product frees `freed`.
         """
         if self.split == "gathered":
             yield PartMoment(alive, self.outputs + (1 if self.is_last else 2) * self.results)
@@ -85,7 +82,7 @@ class _LayerBytes:
 def _measure_layer(model: PerceptronShape, setup: TrainingSetup, index: int, stage: Sequence[int]) -> _LayerBytes:
     """Return the bytes of the tensors of layer number `index` on a rank.
 
-    `stage` has the numbers of its stage's layers.
+    `stage` has the numbers of all layers in the layer's stage.
     """
     layer, e = model.linears[index], setup.precision.element_bytes
     inputs, outputs, results = (setup.tokens * e * features for features in layer.count_features(setup.mesh.tp))
@@ -101,20 +98,15 @@ def _trace_backward(
     """Return the moments of a part's backward pass that may be its memory peak, and the bytes of its activations.
 
     The output of tanh counts once, although it is also the input of the next layer. The output of a stage and its
-    gradient are counted elsewhere.
-
-    Args:
-        layers: the bytes of each layer of the part.
-        alive: the bytes of the part's input.
-        is_recomputed: whether the activations are recomputed.
-        begins_stage: whether the part is the first of its stage.
+    gradient are counted by `make_stage_end`. `layers` has the bytes of each layer of the part, and `alive` is the
+    number of bytes of the part's input.
     """
     moments: list[PartMoment] = []
     shares = model.keeps_outputs and not is_recomputed
     for number, layer in enumerate(layers):
         alive += 0 if model.keeps_outputs or number == 0 else layer.inputs
-        finished = ParameterUnit(sum(each.parameters for each in layers[number + 1 :]))
-        waiting = sum(each.deferred for each in layers[number + 1 :])
+        finished = ParameterUnit(sum(later.parameters for later in layers[number + 1 :]))
+        waiting = sum(later.deferred for later in layers[number + 1 :])
         is_held = model.keeps_outputs or (begins_stage and number == 0)
         of_layer = list(layer.list_moments(alive, 0.0 if is_held else layer.inputs))
         if is_recomputed and not layer.is_last:
@@ -153,5 +145,5 @@ def _make_part(model: PerceptronShape, setup: TrainingSetup, indices: Sequence[i
         output=layers[-1].results,
         recomputed_flops=flops * is_recomputed,
         traffic=traffic if tp > 1 else (),
-        deferred=sum(each.deferred for each in layers),
+        deferred=sum(layer.deferred for layer in layers),
     )

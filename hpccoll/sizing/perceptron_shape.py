@@ -23,7 +23,7 @@ class LinearShape:
     split: Literal["column", "row", "gathered", "replicated"]
 
     def count_features(self, tp: int) -> tuple[int, int, int]:
-        """Return the features of input, matrix product and output, on the tensor-parallel rank with most of them."""
+        """Return the numbers of features of input, matrix product and output, on the rank of tp with most features."""
         inputs = -(-self.inputs // tp) if self.split == "row" else self.inputs
         product = -(-self.outputs // tp) if self.split in ("column", "gathered") else self.outputs
         return inputs, product, self.outputs if self.split == "gathered" else product
@@ -41,13 +41,8 @@ class LinearShape:
         """Yield the layer's collectives over tensor-parallel ranks for a micro-batch.
 
         Recomputation omits the communication at the end of the last layer, and the first layer's input needs no
-        gradient. The last layer's gradients of gathered outputs are the same on all ranks.
-
-        Args:
-            nbytes: the bytes of one feature of all samples of the micro-batch.
-            is_recomputed: whether the backward pass computes activations again.
-            is_first: whether the layer is the first of the model.
-            is_last: whether the layer is the last of the model.
+        gradient. If the last layer gathers its outputs, the gradients of these outputs are the same on all ranks.
+        `nbytes` is the number of bytes of one feature for all samples of the micro-batch.
         """
         forward = 1 + (is_recomputed and not is_last)
         if self.split == "column" and not is_first:
@@ -94,14 +89,14 @@ class PerceptronShape:
         return 0
 
     def list_splits(self, _mesh: Mesh, _stages: int) -> list[tuple[int, str, int, str]]:
-        """Return the empty list, because ranks and stages may have different numbers of features and layers."""
+        """Return an empty list: the mesh need not divide the features or layers, so ranks may have unequal numbers."""
         return []
 
     def count_sample_bytes(self, dtype: str, nbytes: int) -> int:
         """Return the bytes of a sample after its conversion to `dtype`, with `nbytes` bytes per number.
 
-        A sample has inputs, and targets unless they are class numbers. Samples are stored in float64, so the result is
-        0 for float64, which needs no converted copy.
+        A sample has inputs, and targets unless the targets are class numbers. Samples are stored in float64, so the
+        result is 0 for float64, which needs no converted copy.
         """
         copied = self.linears[0].inputs + (0 if self.has_classes else self.linears[-1].outputs)
         return 0 if dtype == "float64" else copied * nbytes

@@ -17,12 +17,12 @@ ListParts: TypeAlias = Callable[[TrainingSetup, int], tuple[ModelPart, ...]]
 
 
 def _cache_parts(list_parts: ListParts) -> ListParts:
-    """Return the function `list_parts` with a cache that serves all stages of ZeRO, on which parts do not depend."""
+    """Return `list_parts` with a cache that serves all levels of ZeRO, because parts do not depend on the level."""
     cached = lru_cache(maxsize=256)(list_parts)
 
     @wraps(list_parts)
     def find(setup: TrainingSetup, index: int) -> tuple[ModelPart, ...]:
-        """Return the parts of pipeline stage `index` from the cache."""
+        """Return the result of `list_parts` for a stage or rank `index`, from the cache if it is there."""
         return cached(setup.unsharded, index)
 
     return find

@@ -1,4 +1,4 @@
-"""A training step simulated from plans: the plan of each collective, and the pipeline schedule of the passes.
+"""Simulate a training step from the plans of its collectives and the pipeline schedule of its passes.
 
 The estimate in `estimate.py` uses closed formulas instead. Estimate and simulation take the same FLOPs per pass and the
 same machine model.
@@ -21,7 +21,7 @@ from hpccoll.sizing.memory import compute_memory
 from hpccoll.sizing.parameters import count_rank_parameters
 from hpccoll.sizing.training_setup import TrainingSetup
 
-ALGORITHMS = {"all_to_all": "pairwise"}  # other collectives: ring
+ALGORITHMS = {"all_to_all": "pairwise"}  # by collective; the others use ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ def simulate_step(
 
     Gradients are summed in buckets of `bucket_bytes`; the sum of a bucket starts when the last backward pass has
     computed its gradients, and buckets are summed one after the other. The time of other collectives is divided equally
-    among the forward and backward passes. The peak of memory is that of the estimate, which follows the plan of the
-    schedule itself. `traffic` is the estimate's.
+    among the forward and backward passes. The peak of memory is taken from the estimate, which also follows the plan of
+    the schedule. `traffic` is the traffic in the estimate of the setup.
     """
     simulated = [_simulate_traffic(entry, setup, machine) for entry in traffic]
     m, stages = setup.microbatches, setup.pipeline.stages_per_rank
@@ -75,36 +75,36 @@ def simulate_step(
     )
 
 
-def _simulate_traffic(each: Traffic, setup: TrainingSetup, machine: Machine) -> Traffic:
-    """Return the estimated traffic `each` with the bytes that its collective's plan sends, and its simulated time."""
-    n = each.group
-    if setup.routing is not None and each.collective == "all_to_all":
-        return _simulate_experts(each, setup.routing, setup, machine)
-    if each.collective == "send":
-        nbytes = each.sent_bytes / each.calls
+def _simulate_traffic(traffic: Traffic, setup: TrainingSetup, machine: Machine) -> Traffic:
+    """Return the estimated `traffic` with the bytes that its collective's plan sends, and its simulated time."""
+    n = traffic.group
+    if setup.routing is not None and traffic.collective == "all_to_all":
+        return _simulate_experts(traffic, setup.routing, setup, machine)
+    if traffic.collective == "send":
+        nbytes = traffic.sent_bytes / traffic.calls
         seconds = machine.within.alpha_s + float(machine.within.transfer_s(np.array(nbytes)))
-        return replace(each, seconds=each.calls * seconds)
-    operation = Operation.from_name(each.collective)
-    plan = get_algorithm(operation, ALGORITHMS.get(each.collective, "ring")).plan(n)
-    message = each.sent_bytes / each.calls * n / (n - 1) / (2 if operation is Operation.ALL_REDUCE else 1)
+        return replace(traffic, seconds=traffic.calls * seconds)
+    operation = Operation.from_name(traffic.collective)
+    plan = get_algorithm(operation, ALGORITHMS.get(traffic.collective, "ring")).plan(n)
+    message = traffic.sent_bytes / traffic.calls * n / (n - 1) / (2 if operation is Operation.ALL_REDUCE else 1)
     e = setup.precision.element_bytes
     result = simulate(plan, machine, operation.count_elements(round(message), e, n), e, trace=False)
-    sent_bytes = each.calls * float((result.within + result.between).max())
-    return replace(each, sent_bytes=sent_bytes, seconds=each.calls * result.seconds)
+    sent_bytes = traffic.calls * float((result.within + result.between).max())
+    return replace(traffic, sent_bytes=sent_bytes, seconds=traffic.calls * result.seconds)
 
 
-def _simulate_experts(each: Traffic, routing: ExpertRouting, setup: TrainingSetup, machine: Machine) -> Traffic:
-    """Return the estimated traffic `each` with the bytes and simulated time of all_to_alls of the rows in `routing`.
+def _simulate_experts(traffic: Traffic, routing: ExpertRouting, setup: TrainingSetup, machine: Machine) -> Traffic:
+    """Return the estimated `traffic` with the bytes and simulated time of all_to_alls of the rows in `routing`.
 
     In each forward pass, ranks exchange the numbers of rows, send rows to experts and receive the outputs. In each
     backward pass, the gradients of rows and outputs are exchanged in the same way.
     """
-    n = each.group
-    plan = get_algorithm(Operation.ALL_TO_ALL, ALGORITHMS[each.collective]).plan(n)
+    n = traffic.group
+    plan = get_algorithm(Operation.ALL_TO_ALL, ALGORITHMS[traffic.collective]).plan(n)
     row_bytes = setup.model.width * setup.precision.element_bytes
     numbers = simulate(plan, machine, setup.model.experts // n, 8, trace=False)
     # Round trips of the rows, to the experts and back, per forward pass.
-    repeats = (each.calls - routing.passes) / (2 * routing.passes)
+    repeats = (traffic.calls - routing.passes) / (2 * routing.passes)
     sent_bytes = seconds = 0.0
     for passes in routing.rows.reshape(-1, routing.passes, n, n):
         ways = [simulate(plan, machine, tuple(rows.flat), row_bytes, trace=False) for rows in (*passes, *passes.mT)]
@@ -113,11 +113,11 @@ def _simulate_experts(each: Traffic, routing: ExpertRouting, setup: TrainingSetu
         seconds = max(seconds, repeats * sum(way.seconds for way in ways))
     sent_bytes += routing.passes * float((numbers.within + numbers.between).max())
     seconds += routing.passes * numbers.seconds
-    return replace(each, sent_bytes=sent_bytes, seconds=seconds)
+    return replace(traffic, sent_bytes=sent_bytes, seconds=seconds)
 
 
 def _compute_exposed(setup: TrainingSetup, seconds: float, backward_s: float, bucket_bytes: int) -> float:
-    """Return the seconds by which the sums of gradients end after the last backward pass.
+    """Return the seconds between the end of the last backward pass and the end of the sums of gradients.
 
     `seconds` is the time of all sums, `backward_s` that of the backward pass, and `bucket_bytes` the size of a bucket.
     """

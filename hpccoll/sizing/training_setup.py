@@ -1,4 +1,4 @@
-"""A training step to estimate: the model, the mesh of ranks, the batch, and what is sharded and recomputed."""
+"""A training step to estimate: the model, the mesh of ranks, the batch, and the use of ZeRO and recomputation."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ REPLICA_AXES: dict[ReplicaKind, tuple[str, ...]] = {
 }
 ZERO_STAGES = (0, 1, 2, 3)
 DTYPES = {"bfloat16": 2, "float32": 4, "float64": 8}  # bytes per element
-OPTIMIZERS = {"adam": 2, "sgd": 0}  # values of state per parameter
+OPTIMIZERS = {"adam": 2, "sgd": 0}  # values of optimizer state per parameter
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The bytes per parameter of weights and gradients (also per element of activations), and of optimizer state."""
+    """The dtype and the optimizer, which determine the bytes per parameter and per element of activations."""
 
     dtype: str = "bfloat16"
     optimizer: str = "adam"
@@ -41,10 +41,10 @@ class Precision:
 
     @property
     def optimizer_bytes(self) -> int:
-        """The optimizer's bytes per parameter, in float32, or in float64 for float64.
+        """The optimizer's bytes per parameter; its values are in float64 if the weights are, otherwise in float32.
 
-        Adam keeps two moments. Weights in bfloat16 have a copy in float32. Adam with bfloat16: 4 + 4 + 4 = 12, the
-        K = 12 of Rajbhandari et al., ZeRO, arXiv 1910.02054, section 3.1.
+        Adam keeps two moments. Weights in bfloat16 have a copy in float32. Adam with bfloat16 takes 4 + 4 + 4 = 12
+        bytes, the K = 12 of Rajbhandari et al., ZeRO, arXiv 1910.02054, section 3.1.
         """
         return self.full_bytes * (OPTIMIZERS[self.optimizer] + (self.element_bytes < 4))
 
@@ -133,7 +133,7 @@ class TrainingSetup:
 
     @property
     def sends_copies(self) -> bool:
-        """Whether each rank sends the copy of its state to a neighbour, because no other rank holds the same state."""
+        """Whether each rank copies its state to a neighbour: with `survive`, if no other rank holds the same state."""
         kinds: tuple[ReplicaKind, ...] = ("dense", "expert") if self.model.experts > 1 else ("dense",)
         is_unique = self.shard_level > 0 or any(self.count_replicas(kind) == 1 for kind in kinds)
         return self.survive and self.mesh.ranks > 1 and is_unique
@@ -145,7 +145,7 @@ class TrainingSetup:
 
     @cached_property
     def shard_level(self) -> int:
-        """The level of ZeRO, 0 on a mesh without replicas, which have nothing to share."""
+        """The level of ZeRO; 0 on a mesh without replicas, where ZeRO has nothing to split."""
         return self.zero if self.replicas > 1 else 0
 
     def count_replicas(self, kind: ReplicaKind) -> int:
@@ -162,7 +162,11 @@ class TrainingSetup:
         return self.program.frees_gradients and not self.shard_level and self.count_replicas(kind) == 1
 
     def holds_gradients(self, kind: ReplicaKind) -> bool:
-        """Whether gradients of a kind of parameters exist outside of buffers until those of a layer are complete."""
+        """Whether complete gradients of a kind of parameters take memory of their own, outside of buffers.
+
+        With ZeRO-2 or 3 and several replicas, this memory is free again once all gradients of a layer are complete; if
+        `lacks_gradients` is true, the memory is kept until the end of the step.
+        """
         return self.lacks_gradients(kind) or (self.shard_level >= 2 and self.count_replicas(kind) > 1)
 
     @cached_property
@@ -170,7 +174,7 @@ class TrainingSetup:
         """The indices along pp of the ranks that may need most memory or send most: the first, the second and the last.
 
         Of the ranks between the first and the last one, none has larger stages than the second, or keeps more
-        micro-batches. With a counted routing of experts, all ranks may.
+        micro-batches. With a counted routing of experts, the result has the indices of all ranks.
         """
         if self.routing is not None:
             return set(range(self.mesh.pp))
@@ -182,9 +186,10 @@ class TrainingSetup:
             raise UsageError(f"{self.mesh}: {misfit}")
 
     def find_misfit(self) -> str | None:
-        """Return an axis of the mesh that does not divide its quantity (such as heads), with a remedy.
+        """Return a message that names an axis of the mesh that does not divide a quantity, such as the heads.
 
-        The result is None if all axes divide their quantities.
+        If the schedule does not allow the number of micro-batches, the message states the numbers of micro-batches that
+        the schedule allows. The result is None if everything fits.
         """
         mesh, sp, per_sampler = self.mesh, self.sequence_parallel_size, self.mesh.samplers * self.microbatches
         divided = (

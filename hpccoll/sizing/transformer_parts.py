@@ -1,7 +1,8 @@
 """The parts of a transformer on a rank: the embedding, the layers and the output layer.
 
-Symbols: T tokens of a micro-batch on a rank, s of a sequence; e bytes of an element; features h of a token, k of its
-keys and of its values, and f between the matrices of an MLP; a heads; E experts; V entries of the vocabulary.
+In formulas, T is the number of tokens of a micro-batch on a rank, s of tokens of a sequence, e of bytes per element, h
+of features, k of features of keys (and of values), f of features between the matrices of an MLP, a of heads, E of
+experts and V of tokens in the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hpccoll.sizing.model_part import ModelPart, ParameterUnit, PartMoment, Part
 from hpccoll.sizing.training_setup import TrainingSetup
 from hpccoll.sizing.transformer_shape import TransformerShape
 
-MASK_BYTES = 1  # per element of a dropout mask
+MASK_BYTES = 1  # bytes per element of a dropout mask
 
 
 def list_transformer_parts(model: TransformerShape, setup: TrainingSetup, stage: int) -> list[ModelPart]:
@@ -31,7 +32,9 @@ def list_transformer_parts(model: TransformerShape, setup: TrainingSetup, stage:
 
 
 def _make_units(setup: TrainingSetup, dense: int, token: int, expert: int = 0) -> tuple[ParameterUnit, ...]:
-    """Return the parameter units of a part of the model.
+    """Return the parameters of a part of the model as units; all parameters of a unit are on the same ranks.
+
+    Without sequence parallelism, the parameters `token` belong to the unit of the parameters `dense`.
 
     Args:
         dense: the number of parameters outside of experts that a rank applies to all its tokens.
@@ -48,7 +51,7 @@ def _make_units(setup: TrainingSetup, dense: int, token: int, expert: int = 0) -
 
 
 def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
-    """Return the embedding, which keeps a dropout mask of T h bytes (T tokens of h features).
+    """Return the embedding as a part of the model; with dropout, it keeps a mask of T h bytes (T tokens, h features).
 
     With tensor parallelism, an all_reduce sums the partial embeddings. If an output layer on another rank shares the
     weight of the embedding, the weight is a parameter unit of its own.
@@ -72,7 +75,7 @@ def _make_embedding(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
 
 
 def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
-    """Return the last norm, the output layer and the loss.
+    """Return the last norm, the output layer and the loss as one part of the model.
 
     The part keeps the inputs of the last norm and of the output layer, T*h*e bytes each (T tokens, h features, e bytes
     of an element), and the logits in float32, 4 T*V bytes for a vocabulary of V. The backward pass has the gradients of
@@ -80,8 +83,9 @@ def _make_head(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     tokens, T*h*e each. The loss sums one float32 per token over tp three times. Source: Korthikanti et al., arXiv
     2205.05198, section 4.3.
 
-    An output layer that shares the weight of the embedding needs a copy of the weight if its rank has no embedding. If
-    its rank has the embedding, the output layer's gradient of the weight waits for that of the embedding.
+    An output layer that shares the weight of the embedding needs a copy of the weight on a rank without the embedding.
+    On the rank with the embedding, the output layer's gradient of the weight is kept until that of the embedding is
+    computed.
     """
     tp, full, has_remote_tie = setup.mesh.tp, setup.precision.full_bytes, _has_remote_tie(model, setup)
     weight = model.count_vocabulary_weights(tp)
@@ -115,12 +119,12 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
     """Return the layers of a pipeline stage as one part, with their bytes and FLOPs.
 
     If the schedule computes the gradients of weights later, the inputs and the gradients of outputs of all matrices are
-    kept until then: 4 T*h*e bytes, 2 T*(h + k)*e split over tp, and T*f*e per matrix of the MLP, also split over tp. (T
-    tokens of h features, k of keys, f in the MLP; e bytes per element.)
+    kept until then. For T tokens of h features, k features of keys, f features in the MLP and e bytes per element, the
+    kept tensors have 4 T*h*e bytes, 2 T*(h + k)*e split over tp, and T*f*e per matrix of the MLP, also split over tp.
     """
     activations, tp = compute_layer_activations(model, setup), setup.mesh.tp
     counted = model.count_layer_parameters(tp, setup.mesh.ep)
-    # Tokens use norms, biases of matrices that are split by input, and routers before they are gathered.
+    # Norms, biases of matrices that are split by input, and routers are applied before the tokens are gathered.
     has_experts = model.experts > 1
     biases = 0 if model.like_llama else (1 if has_experts else 2) * model.width
     token = 2 * model.norm_parameters + biases + has_experts * model.experts * model.width
@@ -147,19 +151,20 @@ def _make_layers(model: TransformerShape, setup: TrainingSetup) -> ModelPart:
 def _list_layer_moments(model: TransformerShape, setup: TrainingSetup, alive: float) -> list[PartMoment]:
     """Return the two moments of a layer's backward pass that may be its memory peak: in its MLP and in attention.
 
-    `alive` has the bytes of the layer's activations, kept or recomputed. T counts tokens, h features, k features of
-    keys, e bytes per element, a heads and s positions.
+    `alive` has the bytes of the layer's activations, kept or recomputed. In formulas, T is the number of tokens, h of
+    features, k of features of keys, e of bytes per element, a of heads and s of positions.
 
     In the MLP, all activations are alive, and the gradient of a matrix is in flight; if the gradients of weights are
-    computed later, the input of the last matrix is the first one that is kept for this. In attention, the inputs of the
+    computed later, the input of the last matrix is already kept for them. In attention, the inputs of the
     layer and of attention, queries, keys, values and outputs are alive; their gradients and that of the layer's output
     are in flight, and the gradients of all weights are complete but those of queries, keys and values.
 
-    With its own block of keys and values (2 T*k*e), ring attention needs three blocks: this one, the next one, and the
-    gradient; and T*h*e for scaled queries and twice as much for an addend of their gradient. If it computes all scores
-    of a block at once, these and their gradient need a*T*s*e each for a heads and s positions of a rank. Later in its
-    backward pass, ring attention has four blocks with two ranks and six with more, as gradients are sent and received,
-    too, but half of the scores.
+    Ring attention also needs blocks of keys and values, 2 T*k*e bytes each. While a rank computes with its own block,
+    it has three blocks: its own, the next one and a gradient. The rank also has 3 T*h*e bytes of scaled queries and an
+    addend of their gradient. If ring attention computes all scores of a block at once, the scores and their gradient
+    need a*T*s*e bytes each, for a heads and s positions of a rank. Later in the backward pass, gradients are sent and
+    received as well: a rank has four blocks in a ring of 2 ranks, six in a ring of 3 and seven in a larger ring, but
+    only 2 T*h*e bytes besides, and either the scores or their gradient.
     """
     mesh, e, h, k = setup.mesh, setup.precision.element_bytes, model.width, model.kv_width
     own, features = _compute_output(model, setup), setup.tokens * e / mesh.tp
@@ -187,9 +192,9 @@ def _compute_output(model: TransformerShape, setup: TrainingSetup) -> float:
 
 
 def _compute_waiting(model: TransformerShape, setup: TrainingSetup) -> float:
-    """Return the bytes of a matrix's input that is kept until weights' gradients are computed: T*h*e.
+    """Return the bytes of a matrix's input that is kept until the weights' gradients are computed.
 
-    T counts tokens, h features, and e bytes per element.
+    The input has T*h*e bytes for T tokens of h features and e bytes per element.
     """
     gathered = setup.sequence_parallel_size if setup.program.defers_gathered else 1
     return gathered * _compute_output(model, setup)
@@ -207,14 +212,16 @@ def compute_layer_activations(model: TransformerShape, setup: TrainingSetup) -> 
     """Return a rank's bytes of activations of a layer for a micro-batch of T tokens, with e bytes per element.
 
     Outside the tensor-parallel layers, a layer keeps 4 T*h*e bytes (the inputs of two norms, of attention and of the
-    MLP; h features) and with dropout two masks of T*h bytes; sequence parallelism splits these over tp. Inside, tp
-    splits T*h*e for queries, T*k*e each for keys and values (k features), T*h*e for the input of the output matrix, and
-    per MLP matrix T*f*e (f features). The core of attention keeps a*T*s*e for a heads of softmax outputs over s keys,
-    and with dropout a*T*s*(1 + e) for masks and their outputs. A gated MLP of Llama keeps gate, up and their product,
-    and its activation is computed again from the gate; other gated MLPs keep the activation, too.
+    MLP; h features) and with dropout two masks of T*h bytes; sequence parallelism splits these over tp. Inside the
+    tensor-parallel layers, tp splits T*h*e bytes of queries, T*k*e bytes each of keys and of values (k features), T*h*e
+    bytes of the output matrix's input, and T*f*e bytes per matrix of the MLP (f features). The core of attention keeps
+    a*T*s*e bytes of softmax outputs (a heads, s keys), and with dropout a*T*s*(1 + e) bytes of masks and masked
+    outputs. A gated MLP of Llama keeps gate, up and their product, and its activation is computed again from the gate;
+    other gated MLPs keep the activation, too.
 
-    For GPT (k = h, f = 4h, e = 2): T*h (10 + 24/tp + 5 a*s/(h*tp)), and T*h (34/tp + ...) with sequence parallelism.
-    Selective recomputation drops the core, as FlashAttention does; full recomputation keeps only the input, 2 T*h.
+    GPT (k = h, f = 4h, e = 2) keeps T*h (10 + 24/tp + 5 a*s/(h*tp)) bytes, and T*h (34/tp + ...) bytes with sequence
+    parallelism. Selective recomputation drops the core of attention, as FlashAttention does; full recomputation keeps
+    only the layer's input, 2 T*h bytes.
     Source: Korthikanti et al., arXiv 2205.05198, section 4 and table 2.
     """
     e, tokens, tp = setup.precision.element_bytes, setup.tokens, setup.mesh.tp
@@ -235,7 +242,7 @@ def _compute_mlp_activations(model: TransformerShape, setup: TrainingSetup) -> f
     """Return the bytes inside the MLP of a layer for a micro-batch of T tokens: per matrix T*f*e, split over tp.
 
     A mixture of experts keeps the features of each row that its experts receive, the row itself, and the outputs that
-    return for the rank's tokens, h*e bytes per row.
+    return for the rank's tokens; rows and outputs have h features of e bytes.
     """
     e = setup.precision.element_bytes
     features = (model.mlp_matrices + model.gated) * model.mlp_width * e / setup.mesh.tp
@@ -248,8 +255,9 @@ def _compute_mlp_activations(model: TransformerShape, setup: TrainingSetup) -> f
 def _count_expert_rows(model: TransformerShape, setup: TrainingSetup) -> tuple[float, float]:
     """Return the rows per micro-batch that a rank sends to the experts of a layer, and that its experts receive.
 
-    Without a counted routing, both are the number of tokens times that of active experts. With one, these are the rows
-    of the busiest rank: in the busiest pass with full recomputation, otherwise the mean over passes.
+    Without a counted routing, both numbers of rows are the number of tokens times the number of active experts. With a
+    counted routing, both are the rows of the busiest rank: in its busiest pass with full recomputation, otherwise in
+    the mean over passes.
     """
     if setup.routing is None:
         return (setup.tokens * model.active_experts,) * 2
@@ -284,11 +292,8 @@ def _list_reductions(
 
     Each call moves the activations of all T tokens: T*h*e bytes, for h features of e bytes. Sequence parallelism
     replaces each all_reduce by an all_gather and a reduce_scatter, and gathers the inputs of some matrices once more in
-    the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2).
-
-    Args:
-        reductions: the number of all_reduce calls without sequence parallelism.
-        extra_gathers: the number of additional all_gather calls with sequence parallelism.
+    the backward pass (Korthikanti et al., arXiv 2205.05198, section 4.2.2). `reductions` is the number of all_reduce
+    calls without sequence parallelism, `extra_gathers` that of additional all_gather calls with it.
     """
     nbytes = setup.tokens * model.width * setup.precision.element_bytes
     if setup.mesh.tp == 1:
@@ -308,13 +313,14 @@ def _list_layer_traffic(model: TransformerShape, setup: TrainingSetup) -> Iterat
     Tensor parallelism makes two all_reduce calls in the forward pass (after attention and after the MLP), two in the
     backward pass, and two more if the forward pass is recomputed (Shoeybi et al., Megatron-LM, arXiv 1909.08053,
     section 3), or one more if recomputation omits the second all_reduce, whose result the backward pass does not need.
-    A mixture of experts adds one in the backward pass, of one gradient (that of the routing weight) per token and
-    active expert that processes it. With sequence parallelism, it gathers the router's outputs, T E e, as well, but no
-    inputs in the backward pass.
+    A mixture of experts adds one all_reduce in the backward pass, with one gradient (that of the routing weight) per
+    token and active expert that processes it. With sequence parallelism, a mixture also gathers the router's outputs
+    (T*E*e bytes for T tokens, E experts and e bytes per element), but no inputs in the backward pass.
 
-    Ring attention sends 2 T*k*e bytes, the keys and values of a rank, around the ring of n ranks in n - 1 sends in the
-    forward pass, again in the backward pass, and again if the forward pass is recomputed. The gradients of keys and
-    values follow in the backward pass: n - 1 sends. Source: Liu, Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
+    Ring attention sends the keys and values of a rank (2 T*k*e bytes for T tokens, k features and e bytes per element)
+    around the ring of n ranks in n - 1 sends in the forward pass, again in the backward pass, and again if the forward
+    pass is recomputed. The gradients of keys and values take n - 1 more sends in the backward pass. Source: Liu,
+    Zaharia and Abbeel, Ring attention, arXiv 2310.01889.
     """
     mesh, e, is_full = setup.mesh, setup.precision.element_bytes, setup.recompute == "full"
     recomputed = is_full * (1 + setup.program.repeats_last_reduction)
@@ -340,11 +346,12 @@ def _make_exchange(model: TransformerShape, setup: TrainingSetup) -> PartTraffic
 
     Tokens go to the ranks of their experts and back, and so do their gradients.
 
-    Each of the 4 all_to_all calls per layer (6 if the forward pass is recomputed) moves T*h*e bytes for each active
-    expert, of which (n-1)/n go to other ranks if tokens choose experts evenly (Lepikhin et al., GShard, arXiv
-    2006.16668). A counted routing replaces this by its rows: half of the calls send rows to experts, half back.
-    Each rank of tp sends whole tokens. Before the tokens, another all_to_all of each forward pass sends the number of
-    tokens for each expert, 8 bytes each.
+    For T tokens of h features and e bytes per element, each of the 4 all_to_all calls per layer (6 if the forward pass
+    is recomputed) moves T*h*e bytes for each active expert, of which (n-1)/n go to the other n - 1 ranks if tokens
+    choose experts evenly (Lepikhin et al., GShard, arXiv 2006.16668). With a counted routing, the bytes are those of
+    the counted rows: half of the calls send rows to experts, half send outputs back. Each rank of tp sends whole
+    tokens. Before the tokens, another all_to_all of each forward pass sends the number of tokens for each expert, 8
+    bytes each.
     """
     n, passes = setup.mesh.ep, 2 if setup.recompute == "full" else 1
     exchanges = 2 * (1 + passes)

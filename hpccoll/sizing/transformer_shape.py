@@ -2,13 +2,14 @@
 
 Parameters. A layer of width h, with keys and values of width k, has h (2h + 2k) weights in attention (queries and
 output h h each, keys and values h k each). The MLP of a layer, of feed-forward width f, has 2 h f weights, or 3 h f if
-it is gated. A router to E experts has h E. For GPT-2, k = h and f = 4 h give 12 h^2, of which Kaplan et al., arXiv
-2001.08361, table 1, count h (3 + 1) h in attention and 8 h^2 in the MLP. Biases and norms add 13 h to a layer of GPT-2,
-and norms 2 h to one of Llama. The embedding has V h weights, GPT-2's positions have c h (c tokens of context), and
-Llama's output layer V h.
+it is gated. A router to E experts has h E weights. For GPT-2, k = h and f = 4 h give 12 h^2 weights, of which Kaplan et
+al., arXiv 2001.08361, table 1, count h (3 + 1) h in attention and 8 h^2 in the MLP. For h features, biases and norms
+add 13 h parameters to a layer of GPT-2, and norms add 2 h to a layer of Llama. For a vocabulary of V tokens, the
+embedding has V h weights, GPT-2's positions have c h (c tokens of context), and Llama's output layer has V h.
 
 FLOPs. Per token, a layer takes 2 FLOPs for each weight that the token uses, and attention 4 s h for scores and weighted
-values (2 s h each, for s keys of h features). The output layer takes 2 h V; looking up an embedding takes none.
+values (2 s h each, for s keys of h features). For a vocabulary of V tokens, the output layer takes 2 h V FLOPs per
+token; looking up an embedding takes none.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ ShapeCount = Annotated[int, Meta(ge=1, le=2**31)]
 class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
     """A decoder-only transformer; without `like_llama`, it is built as GPT-2 is.
 
-    GPT-2: LayerNorm and linear layers with biases, an MLP of two matrices, trained positions, dropout, and an output
-    layer that shares the weight of the embedding. Llama: RMSNorm, no biases, a gated MLP of three matrices (SwiGLU), no
-    trained positions, no dropout, and an output layer of its own. With several `experts`, each layer has as many MLPs,
-    of which a router selects `active_experts` per token.
+    GPT-2 has LayerNorm and linear layers with biases, an MLP of two matrices, trained positions, dropout, and an output
+    layer that shares the weight of the embedding. Llama has RMSNorm, no biases, a gated MLP of three matrices (SwiGLU),
+    no trained positions, no dropout, and an output layer with a weight of its own. With several `experts`, each layer
+    has one MLP per expert, and a router selects `active_experts` of them per token.
 
     `like_llama` selects Llama. Variants of GPT-2 have no biases of queries, keys and values (`qkv_biases` false), no
     dropout (`dropout` false), or an MLP of three matrices (`gated`). With `tiled_attention`, attention does not keep
     scores, but recomputes them (FlashAttention).
 
-    `kv_heads` 0 stands for as many as `heads`, and `feed_forward` 0 for 4 `width`. `published` is the stated number of
-    parameters, in 1e9, or 0.
+    If `kv_heads` is 0, keys and values have as many heads as queries. If `feed_forward` is 0, the feed-forward width is
+    4 times `width`. `published` is the published number of parameters, in 1e9, or 0 if there is none.
     """
 
     layers: ShapeCount
@@ -140,7 +141,7 @@ class TransformerShape(Struct, frozen=True, forbid_unknown_fields=True):
         ]
 
     def require_consistent(self) -> None:
-        """Raise UsageError if the heads do not divide the features, or more experts are active than there are."""
+        """Raise UsageError if heads do not divide the width, or KV heads the heads, or too many experts are active."""
         if self.width % self.heads:
             raise UsageError(f"--width {self.width} cannot be shared by --heads {self.heads}; give a multiple of it")
         if self.heads % self.kv_head_count:

@@ -1,18 +1,20 @@
 """Removes switches from a network: each pair of links through a switch becomes a direct link (edge splitting).
 
-Replacing the links u -> w and w -> t by u -> t keeps the optimum as long as every rank can still receive the supplies
-of all sources, which one maximum flow per rank shows. If some units could no longer be received, that many units fewer
-of the pair are replaced. In a balanced network, some pair of a switch can always be replaced, until the switch has no
-links left (Jackson 1988; Frank 1988; Bang-Jensen, Frank and Jackson 1995; as in ForestColl, arXiv 2402.06787).
+Replacing the links u -> w and w -> t of a switch w by a link u -> t keeps the optimal time of the collective if every
+rank can still receive the data of all sources at the same rate, as tested by one maximum flow per rank. If replacing
+the whole bandwidth of a pair of links would lower the rate at some rank by k units, k units of the pair's bandwidth are
+not replaced. In a network in which every vertex receives as many bytes per second as it sends, some pair of links of a
+switch can always be replaced, until the switch has no links (Jackson 1988; Frank 1988; Bang-Jensen, Frank and Jackson
+1995; as in ForestColl, arXiv 2402.06787).
 
-Whole switches are tried first: in a cyclic order of the neighbours, each link into the switch is joined to the link to
-the neighbour a fixed number of places (the shift) later. Removing a whole switch leaves few links, costs one maximum
-flow per rank, and keeps the optimum for most switches of real machines.
+The first attempt is to remove a whole switch at once: with its neighbours in a cyclic order, the link from neighbour i
+is joined to the link to neighbour i + k, for all i and a fixed k. Removing a whole switch leaves few links, costs one
+maximum flow per rank, and keeps the optimum for most switches of real machines.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -28,7 +30,7 @@ Path: TypeAlias = tuple[int, ...]  # the vertices of a route, from a rank to a r
 class SupplyCheck:
     """A test whether every rank of a network can receive the supplies of all sources at once, by maximum flows.
 
-    `supplies` has the units that each source rank sends, and `size` is the number of vertices.
+    `supplies` has the units of data that each source rank sends, and `size` is the network's number of vertices.
     """
 
     ranks: int
@@ -37,13 +39,13 @@ class SupplyCheck:
 
     @property
     def total(self) -> int:
-        """The units that every rank must be able to receive."""
+        """The units of data that every rank must be able to receive."""
         return sum(self.supplies.values())
 
     def count_missing(self, capacities: Mapping[Arc, int], most: int) -> int:
-        """Return how many units the rank with the least flow cannot receive.
+        """Return the largest number of units of data that any rank cannot receive; 0 if every rank can receive all.
 
-        If a result is at least `most`, other ranks may lack more units.
+        The search ends at the first rank that lacks at least `most` units of data, although other ranks may lack more.
         """
         start = self.size
         supplied = {(start, source): units for source, units in self.supplies.items()}
@@ -58,9 +60,10 @@ class SupplyCheck:
 
 @dataclass(slots=True)
 class SplitNetwork:
-    """A network while switches are removed from it: the capacities of links, and the routes that each consists of.
+    """A network from which switches are removed; each link consists of routes through removed switches.
 
-    A route leads through removed switches; each has a number of units.
+    `routes` has the routes of each link, each with its capacity in units; the capacity of a link is the sum over its
+    routes.
     """
 
     check: SupplyCheck
@@ -68,11 +71,14 @@ class SplitNetwork:
 
     @property
     def capacities(self) -> dict[Arc, int]:
-        """The units that each link between the remaining vertices can carry."""
+        """The capacity in units of each link between the remaining vertices, by link."""
         return {link: sum(units for _, units in routes) for link, routes in self.routes.items() if routes}
 
     def split(self, source: int, switch: int, dest: int, units: int) -> None:
-        """Replace `units` of the links from `source` over `switch` to `dest` by a direct link."""
+        """Move `units` units of capacity from the links over `switch` to a direct link from `source` to `dest`.
+
+        If `source` is `dest`, the capacity is only removed.
+        """
         before, after = self._take((source, switch), units), self._take((switch, dest), units)
         while before:
             (first, count), (second, other) = before.pop(), after.pop()
@@ -83,7 +89,7 @@ class SplitNetwork:
                 self.routes[source, dest].append((first + second[1:], common))
 
     def _take(self, link: Arc, units: int) -> list[tuple[Path, int]]:
-        """Remove routes of together `units` units from a link, and return them."""
+        """Remove routes with a total capacity of `units` units from a link, and return these routes."""
         taken: list[tuple[Path, int]] = []
         routes = self.routes[link]
         while units:
@@ -96,29 +102,27 @@ class SplitNetwork:
 
 
 def remove_switches(capacities: Mapping[Arc, int], check: SupplyCheck) -> SplitNetwork:
-    """Return a network without switches in which every rank can still receive all supplies.
+    """Return a network without switches in which every rank can still receive the data of all sources (the supplies).
 
     `capacities` has the units that each link can carry, and `check` tests whether all supplies can be received. Raises
-    NetworkError if a switch cannot be removed, which no balanced network has.
+    NetworkError if a switch cannot be removed; this cannot happen if every vertex receives as many bytes per second as
+    it sends.
     """
     network = SplitNetwork(check)
     for link, units in capacities.items():
         network.routes[link].append((link, units))
-    for switch in sorted(range(check.ranks, check.size), key=lambda vertex: _count_neighbours(capacities, vertex)):
+    neighbours = Counter(dest for _, dest in capacities)
+    for switch in sorted(range(check.ranks, check.size), key=lambda vertex: neighbours[vertex]):
         if not _split_by_shift(network, switch):
             _split_by_pairs(network, switch)
     return network
 
 
-def _count_neighbours(capacities: Mapping[Arc, int], vertex: int) -> int:
-    """Return the number of vertices with a link to or from `vertex`."""
-    return sum(dest == vertex for _, dest in capacities)
-
-
 def _split_by_shift(network: SplitNetwork, switch: int) -> bool:
-    """Remove a switch by joining each link into it to the link to another neighbour, a fixed number of places later.
+    """Remove a switch from `network`: join its link from neighbour i to its link to neighbour i + k, for all i.
 
-    Returns whether every rank can still receive all supplies with some number of places; otherwise, nothing is changed.
+    The neighbours are in a cyclic order, and k is the least number >= 1 with which every rank can still receive the
+    data of all sources. Returns whether such a k exists; if not, `network` is unchanged.
     """
     capacities = network.capacities
     senders = sorted(source for source, dest in capacities if dest == switch)
@@ -142,9 +146,9 @@ def _split_by_shift(network: SplitNetwork, switch: int) -> bool:
 
 
 def _match(into: Sequence[tuple[int, int]], out: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Yield (source, dest, units) such that the units of two lists of (vertex, units) are used up in order.
+    """Match the units of two lists of (vertex, units) with each other, in order; yield (source, dest, units).
 
-    The iteration ends when one of the lists is used up.
+    The iteration ends when all units of one of the lists are matched.
     """
     senders, receivers = list(reversed(into)), list(reversed(out))
     while senders and receivers:
@@ -156,7 +160,12 @@ def _match(into: Sequence[tuple[int, int]], out: Sequence[tuple[int, int]]) -> I
 
 
 def _split_by_pairs(network: SplitNetwork, switch: int) -> None:
-    """Remove a switch one pair of links at a time; a direct link replaces as many units as the supplies allow."""
+    """Remove a switch from `network`, one pair of links at a time.
+
+    A direct link replaces as many units of each pair as possible: every rank must still be able to receive the data of
+    all sources. Raises NetworkError if a link of the switch remains; this cannot happen if every vertex receives as
+    many bytes per second as it sends.
+    """
     capacities = network.capacities
     senders = sorted(source for source, dest in capacities if dest == switch)
     receivers = sorted(dest for source, dest in capacities if source == switch)
@@ -178,7 +187,7 @@ def _split_by_pairs(network: SplitNetwork, switch: int) -> None:
 
 
 def _replace_pair(capacities: Mapping[Arc, int], source: int, switch: int, dest: int, units: int) -> dict[Arc, int]:
-    """Return the capacities with `units` from `source` over `switch` to `dest` moved to the direct link."""
+    """Return a copy of `capacities` in which a link from `source` to `dest` replaces `units` units over `switch`."""
     changed = dict(capacities)
     changed[source, switch] -= units
     changed[switch, dest] -= units

@@ -1,9 +1,10 @@
-"""Optimal trees for a collective on a network: the tightest cut, switches removed, and trees packed (ForestColl).
+"""Optimal trees for a collective on a network, by the method of ForestColl: tightest cut, edge splitting, tree packing.
 
-If the tightest cut allows x bytes per second of each source, let y be the largest number of which x and all bandwidths
-are integer multiples. Then every source is the root of k = x / y trees, and a tree uses y bytes per second of each of
-its links. With a fixed number k of trees per source, bandwidths are rounded down to multiples of the largest y for
-which k trees exist; fewer trees cut the message into fewer pieces and are nearly as fast.
+Every source is the root of x / y trees, each of which uses y bytes per second of its links; x is the rate in bytes per
+second that the tightest cut allows each source, and y is the largest number of which x and all bandwidths are integer
+multiples. If the caller fixes the number of trees per source, bandwidths are rounded down to multiples of the rate of a
+tree, which is the largest rate for which this number of trees exists. A small number of trees cuts the message into few
+pieces, and is nearly as fast.
 """
 
 from __future__ import annotations
@@ -27,14 +28,13 @@ from hpccoll.synthesis.tree_packing import Tree, pack_trees
 class Forest:
     """Trees along which a network carries the data of an all_gather or broadcast.
 
-    For a reduce_scatter or reduce, the network has every link reversed.
+    For a reduce_scatter or reduce, every link of `network` is reversed.
 
     Args:
-        network: the network that the trees use.
         trees: the trees; the multiplicities of the trees of a root add up to `units`.
         units: the number of trees of each root, counted with their multiplicities.
-        seconds_per_byte: the time per byte of a source's data in which each link carries the bytes of its trees.
-        routes: the routes of the messages between two ranks, with the units of trees that take them.
+        seconds_per_byte: the time in which each link carries the data of its trees, per byte of a source's data.
+        routes: for each pair of ranks, the routes of its messages, and the number of trees that use each route.
     """
 
     network: Network
@@ -49,7 +49,7 @@ class Forest:
         return max(max(tree.compute_depths().values()) for tree in self.trees)
 
     def measure_loads(self) -> dict[Arc, Fraction]:
-        """Return the seconds that each link of the network carries data, per byte of each source."""
+        """Return, by link, the seconds for which each used link carries data, per byte of a source's data."""
         loads: Counter[Arc] = Counter()
         for routes in self.routes.values():
             for path, units in routes:
@@ -59,14 +59,12 @@ class Forest:
 
 
 def grow_forest(network: Network, operation: Operation, root: int = 0, trees: int | None = None) -> Forest:
-    """Return optimal trees for `operation` on a network, or the best ones with `trees` trees per source.
+    """Return the `Forest` of trees along which long messages of `operation` take the least time on a network.
 
-    For a reduce_scatter or reduce, the trees are those of an all_gather or broadcast on the reversed network. Links
-    that are faster in one direction than in the other are used at the lower bandwidth. `root` is the root of a
-    broadcast or reduce.
-
-    Raises:
-        NetworkError: the network does not connect its ranks, or needs more than 31 bits.
+    If `trees` is given, every source has `trees` trees, and the time is the least for this number of trees. For a
+    reduce_scatter or reduce, the trees are those of an all_gather or broadcast on the reversed network. Links that are
+    faster in one direction than in the other are used at the lower bandwidth. `root` is the root of a broadcast or
+    reduce. Raises NetworkError if the network does not connect its ranks, or needs integers of more than 31 bits.
     """
     graph = network.reverse() if operation in REVERSED else network
     graph = graph if graph.is_balanced else graph.balance()
@@ -75,7 +73,7 @@ def grow_forest(network: Network, operation: Operation, root: int = 0, trees: in
     rate = 1 / find_tightest_cut(graph, sources).seconds_per_byte / unit
     if trees is None:
         step = Fraction(
-            gcd(rate.numerator, *(each * rate.denominator for each in capacities.values())), rate.denominator
+            gcd(rate.numerator, *(capacity * rate.denominator for capacity in capacities.values())), rate.denominator
         )
         units = int(rate / step)
     else:
@@ -94,31 +92,31 @@ def grow_forest(network: Network, operation: Operation, root: int = 0, trees: in
 def find_tree_rate(
     network: Network, capacities: Mapping[Arc, int], sources: Collection[int], trees: int, rate: Fraction
 ) -> Fraction:
-    """Return the largest rate of one tree, in units of `capacities`, with which each source can have `trees` trees.
+    """Return the largest rate of a tree, in units of `capacities`, for which each source can have `trees` such trees.
 
     Args:
         capacities: the bandwidth of each link in integer units.
         sources: the ranks that have data.
         trees: the number of trees of each source.
-        rate: the optimal rate of a source, in these units.
+        rate: the largest rate at which every source can send to all ranks, in units of `capacities`.
     """
     check = SupplyCheck(network.ranks, len(network.vertices), dict.fromkeys(sources, trees))
 
     def is_feasible(step: Fraction) -> bool:
         """Whether trees that use `step` units of bandwidth each fit into the network."""
-        return not check.count_missing({link: floor(each / step) for link, each in capacities.items()}, 1)
+        return not check.count_missing({link: floor(capacity / step) for link, capacity in capacities.items()}, 1)
 
-    high = rate / trees  # no more than an equal share of the optimal rate
+    high = rate / trees  # a tree gets at most an equal share of the rate of its source
     if is_feasible(high):
         return high
     low = high / 2
     while not is_feasible(low):
         low /= 2
-    # The answer is a bandwidth divided by a number of trees, at most the number of all trees of all sources.
+    # The largest rate of a tree is the bandwidth of some link divided by an integer, at most the number of all trees.
     quotients = {
-        Fraction(each, count)
-        for each in set(capacities.values())
-        for count in range(ceil(each / high), min(floor(each / low), check.total) + 1)
+        Fraction(capacity, count)
+        for capacity in set(capacities.values())
+        for count in range(ceil(capacity / high), min(floor(capacity / low), check.total) + 1)
     }
     usable = sorted(quotient for quotient in quotients if low < quotient < high)
     best = bisect_left(usable, True, key=lambda quotient: not is_feasible(quotient))
@@ -126,7 +124,7 @@ def find_tree_rate(
 
 
 def _take_routes(routes: list[tuple[Path, int]], units: int) -> list[tuple[Path, int]]:
-    """Return routes of together `units` units from `routes`, those of a link, which stays unchanged."""
+    """Return some of `routes`, the routes of one link, with `units` units in total; `routes` is not changed."""
     taken = []
     for path, count in routes:
         used = min(count, units)

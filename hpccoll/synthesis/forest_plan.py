@@ -1,12 +1,13 @@
 """Plans that send data along the trees of a forest, piece by piece.
 
 The data of a source is cut into `units` shares, one per tree, and each share into `pieces` pieces. Piece c of a tree
-crosses a link of depth d (0 at the root) in round d + c. In each round, all messages from one rank to another one are
-joined, so no link carries more than the bytes of its trees for one piece. In time per byte, a plan of pieces approaches
-the optimum of the network by a factor 1 + (height - 1) / pieces or better.
+crosses a link of depth d (0 at the root) in round d + c. In each round, all pieces from one rank to another travel in
+one message, so no link carries more than the bytes of its trees for one piece. The time per byte of a plan is at most
+the optimum of the network times 1 + (h - 1) / p, for trees of height h whose shares are cut into p pieces.
 
-All_gather and broadcast send down the trees. Reduce_scatter and reduce are the same plans reversed, with additions.
-All_reduce is a reduce_scatter followed by an all_gather.
+The plan of an all_gather or broadcast sends data down the trees. The plan of a reduce_scatter or reduce is the reversed
+plan of an all_gather or broadcast, with reductions instead of copies. The plan of an all_reduce is a reduce_scatter
+followed by an all_gather.
 """
 
 from __future__ import annotations
@@ -31,18 +32,17 @@ DEFAULT_PIECES = 4
 def synthesize(
     network: Network, operation: Operation, *, root: int = 0, trees: int | None = None, pieces: int = DEFAULT_PIECES
 ) -> tuple[Plan, list[Forest]]:
-    """Return a plan of `operation` along optimal trees of a network, and the forests of these trees.
+    """Return a plan of `operation` along the trees that `grow_forest` finds, and their forests.
 
-    The plan is not proven yet: call `check` for that.
+    An all_reduce has two forests, one of a reduce_scatter and one of an all_gather; other operations have one forest.
+    The plan is not proven; `check` proves it.
 
     Args:
         operation: all_gather, reduce_scatter, broadcast, reduce or all_reduce.
-        root: the root of a broadcast or reduce.
-        trees: the number of trees per source; None for as many as the optimum needs.
+        trees: the number of trees per source; None for the number that gives the least time.
         pieces: the number of pieces into which the share of a tree is cut.
 
-    Raises:
-        NetworkError: the network does not connect its ranks, or the operation has no plan of trees.
+    Raises NetworkError if the network does not connect its ranks, or the operation has no plan of trees.
     """
     is_pair = operation is Operation.ALL_REDUCE
     halves = [Operation.REDUCE_SCATTER, Operation.ALL_GATHER] if is_pair else [operation]
@@ -54,7 +54,8 @@ def synthesize(
         """Return the rounds of the synthesized plan for the ranks in the array `rank`."""
         rounds = [part(rank) for part in parts]
         first, *rest = [
-            each.reversed(Op.OWN_FIRST) if half in REVERSED else each for half, each in zip(halves, rounds, strict=True)
+            half_rounds.reversed(Op.OWN_FIRST) if half in REVERSED else half_rounds
+            for half, half_rounds in zip(halves, rounds, strict=True)
         ]
         return first + rest[0] if rest else first
 
@@ -62,7 +63,7 @@ def synthesize(
 
 
 def _send_down(forest: Forest, units: int, pieces: int) -> Callable[[IntArray], Rounds]:
-    """Return the messages of each round in which the data of each source moves down its trees.
+    """Return a function that takes ranks and returns the rounds in which each source's data moves down its trees.
 
     The data of a source has `units` times `pieces` chunks, one group of `pieces` chunks per tree.
     """

@@ -1,4 +1,4 @@
-"""The network of a machine model: ranks on nodes, whose NICs meet in one switch without contention."""
+"""The network of a machine model: ranks on nodes, whose NICs meet in one switch or in the links of a fabric."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hpccoll.plan import Fabric, FabricKind, Machine, Operation
 from hpccoll.synthesis.network import Network, NetworkBuilder, round_rate
 from hpccoll.synthesis.optimum import RULED, Optimum, compute_optimum
 
-MOST_RANKS = 128  # for which commands compute an optimum beside their own work, in at most a second
+MOST_RANKS = 128  # most ranks for which commands compute an optimum beside their own work, in at most a second
 
 
 def make_machine_network(machine: Machine, ranks: int) -> Network:
     """Return the network of `ranks` ranks that fill the nodes of a machine model in order.
 
-    A rank has a port, of the bandwidth of its fastest link, because the machine model gives it one port. The port is
-    joined to the node's switch and to the rank's NIC; ranks share NICs, and nodes the links of a fabric, as in
-    simulations. Data may take any way through the fabric.
+    Each rank has one port, as in the machine model, with the bandwidth of the rank's fastest link. The port of a rank
+    is joined to the rank's NIC and to the switch of its node. Ranks share NICs, and nodes share the links of a fabric,
+    as in simulations. Data may take any route through the fabric.
     """
     network = NetworkBuilder(machine.name, [f"rank {rank}" for rank in range(ranks)])
     per_node, nodes = machine.ranks_per_node, machine.count_nodes(ranks)
@@ -62,7 +62,7 @@ def _name_switch(fabric: Fabric | None, node: int, nic: int) -> str:
 
 
 def _connect_switches(network: NetworkBuilder, fabric: Fabric, nic_rate: Fraction) -> None:
-    """Add the links that nodes share: of leaf switches to the core, or between groups of a dragonfly.
+    """Add the links that nodes share: between leaf switches and the core, or between groups of a dragonfly.
 
     `nic_rate` is the bandwidth of a NIC in bytes/s.
     """
@@ -79,7 +79,11 @@ def _connect_switches(network: NetworkBuilder, fabric: Fabric, nic_rate: Fractio
 
 @lru_cache(maxsize=256)
 def find_machine_optimum(machine: Machine, operation: Operation, ranks: int, root: int = 0) -> Optimum | None:
-    """Return the optimum of an operation on a machine model; None if it is unknown or would take long to compute."""
+    """Return the `Optimum` of a collective on a machine model: a lower bound of the time per byte, and its cause.
+
+    The bound ignores latency. The result is None if no bound is known for the operation, if a kind of link has
+    unlimited bandwidth, or if `ranks` is not between 2 and MOST_RANKS. `root` is the root of a broadcast or reduce.
+    """
     is_unlimited = not machine.within.min_beta or not machine.between.min_beta
     if operation not in RULED or not 2 <= ranks <= MOST_RANKS or is_unlimited:
         return None

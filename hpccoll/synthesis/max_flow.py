@@ -37,7 +37,7 @@ def compute_max_flow(graph: csr_array, source: int, sink: int) -> int:
 def find_min_cut(graph: csr_array, source: int, sink: int) -> tuple[int, frozenset[int]]:
     """Return the value of the largest flow from `source` to `sink`, and the vertices on the source's side of a cut.
 
-    The cut is one whose capacity equals the flow: a minimum cut.
+    The cut is a minimum cut: its capacity equals the flow.
     """
     result = maximum_flow(graph, source, sink)
     residual = csr_array(graph - result.flow)

@@ -1,7 +1,7 @@
 """The network of a cluster that `hpccoll preflight` measured: the rates of each node's link in both directions.
 
-The rate of a node's uplink is that of its fastest pair, because every other pair may be limited by its other end.
-Links that are slow for one pair of nodes only are therefore not part of the network.
+The rate of a node's uplink is the highest rate at which the node sent to any other node, because lower rates may be
+limited by the other node. The network therefore does not show a slow connection between only two nodes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MEASURED_DIGITS = 3  # significant digits of measured bandwidths, which repeat n
 
 
 def read_link_rates(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, tuple[float, float]]:
-    """Return the GB/s of each node's uplink and downlink, by host name in the order of the records.
+    """Return the pair (GB/s of uplink, GB/s of downlink) of each node, by host name in the order of the records.
 
-    `records` are the decoded lines of `preflight --json`; error messages call their file `name`. Raises NetworkError if
-    they have no measured pair of nodes.
+    `records` are the decoded lines of `preflight --json`; error messages call their file `name`. Raises NetworkError
+    unless the records have a rate of each node in both directions.
     """
-    pairs = [each for each in records if each.get("kind") == PreflightPairRecord.kind and each.get("bandwidth_GBps")]
+    pairs = [pair for pair in records if pair.get("kind") == PreflightPairRecord.kind and pair.get("bandwidth_GBps")]
     hosts = dict.fromkeys(host for pair in pairs for host in (pair["source"], pair["destination"]))
     up, down = dict.fromkeys(hosts, 0.0), dict.fromkeys(hosts, 0.0)
     for pair in pairs:
@@ -42,16 +42,17 @@ def read_link_rates(records: Sequence[Mapping[str, Any]], name: str) -> dict[str
 def make_measured_network(
     records: Sequence[Mapping[str, Any]], name: str, ranks_per_node: Sequence[int] | None = None
 ) -> Network:
-    """Return the network of nodes that `hpccoll preflight` measured, with one rank each, or `ranks_per_node` ranks.
+    """Return the network of the nodes that `hpccoll preflight` measured, with one rank per node by default.
 
-    Ranks of a node are joined to the node's switch at the rate of copies in memory that `preflight` measured there.
-    `records` are the decoded lines of `preflight --json`, and `name` is that of their file.
+    `ranks_per_node` has the number of ranks on each node. Each rank's link to the switch of its node has the rate of
+    memory copies that `preflight` measured on this node. `records` are the decoded lines of `preflight --json`, and
+    `name` is the name of their file.
     """
     rates = read_link_rates(records, name)
     sizes = ranks_per_node or (1,) * len(rates)
     if len(sizes) != len(rates):
         raise NetworkError(f"{name}: has {len(rates)} nodes, and the ranks are on {len(sizes)}")
-    copies = {each["node"]: each.get("copy_GBps") for each in records if each.get("kind") == PreflightNodeRecord.kind}
+    copies = {node["node"]: node.get("copy_GBps") for node in records if node.get("kind") == PreflightNodeRecord.kind}
     ends = np.cumsum(sizes).tolist()
     members = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
     return make_star(name, rates, members, copies)
@@ -68,7 +69,7 @@ def make_star(
     Args:
         rates: the GB/s of each node's uplink and downlink.
         members: the ranks of each node, in the order of `rates`.
-        copy_rates: the GB/s at which ranks of a node exchange data; by default, ten times that of the fastest link.
+        copy_rates: the GB/s at which ranks of a node exchange data; by default, ten times the rate of the fastest link.
     """
     network = NetworkBuilder(name, [f"rank {rank}" for rank in range(sum(map(len, members)))])
     fastest = max(max(rate) for rate in rates.values())

@@ -1,9 +1,9 @@
 """The network of a topology file of NCCL or RCCL (XML, as NCCL_TOPO_DUMP_FILE writes it).
 
-GPUs are the ranks, in the order of their `rank`. PCI switches, CPUs, NVSwitches and NICs are switches. Links are those
-of NVLink, xGMI and PCI, one link between any two CPUs, and the network ports of NICs, which meet in one switch.
-The file states generations and widths of links; the bandwidths are those that NCCL and RCCL plan with (src/graph/topo.h
-of both).
+GPUs are the ranks, in the order of their `rank`. PCI switches, CPUs, NVSwitches and NICs are switches. The links are
+NVLink, xGMI and PCI links, one link between any two CPUs, and the network ports of NICs, which all meet in one switch.
+A topology file states generations and widths of links; the bandwidths are the values that NCCL and RCCL assume for each
+generation and width (src/graph/topo.h of both).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from xml.etree.ElementTree import Element, ParseError, XMLParser
 from hpccoll.synthesis.network import Network, NetworkBuilder, NetworkError
 from hpccoll.units import GB
 
-# GB/s per lane of PCI in one direction by GT/s.
+# GB/s of one lane of PCI in one direction, by its GT/s.
 _PCI_LANE = {"2.5": "0.1875", "5": "0.375", "8": "0.75", "16": "1.5", "32": "3", "64": "6"}
 _DEFAULT_PCI = "8", 16  # GT/s and lanes of a link whose speed the file does not state
-# GB/s of a link of NVLink by the least compute capability (`sm`) of the GPU.
+# Pairs of a compute capability (`sm`) and the GB/s of one NVLink link in GPUs of at least this capability.
 _NVLINK = ((100, "40.1"), (90, "20.6"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))
 _XGMI = (("94", "48"), ("95", "48"), ("910", "36"))  # GB/s per link by the first digits of the architecture `gcn`
 _OLDEST_XGMI = "24"
@@ -88,8 +88,8 @@ class _System:
 def read_nccl_topology(text: str, name: str, nodes: int = 1) -> Network:
     """Return the network of `nodes` nodes that the XML in `text` describes; error messages call the file `name`.
 
-    Raises:
-        NetworkError: `text` is not a topology file of NCCL or RCCL, or it names no two GPUs.
+    Raises NetworkError if `text` is not a topology file of NCCL or RCCL, or all nodes together have fewer than two
+    GPUs.
     """
     root = _parse(text, name)
     network = NetworkBuilder(name)
@@ -147,7 +147,7 @@ def _read_cpu_link(cpu: Element) -> Fraction:
 
 
 def _read_gpu_link(gpu: Element, link: Element) -> Fraction:
-    """Return the bandwidth of a GPU's links to the target of `link`, in bytes/s and one direction."""
+    """Return the bandwidth of a GPU's links to the target of `link`, in bytes/s in one direction."""
     if link.tag == "xgmi":
         generation = gpu.get("gcn", "").removeprefix("gfx")
         rate = next((rate for start, rate in _XGMI if generation.startswith(start)), _OLDEST_XGMI)

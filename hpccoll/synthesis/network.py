@@ -12,6 +12,7 @@ from fractions import Fraction
 from math import gcd, lcm
 
 from hpccoll.errors import UsageError
+from hpccoll.units import split_into_runs
 
 RATE_DIGITS = 6  # significant digits of a bandwidth that is known as a floating-point number
 
@@ -25,7 +26,6 @@ class Network:
     """Ranks and switches with directed links.
 
     Args:
-        name: the name of the network in output.
         ranks: the number of ranks, which are the first vertices.
         vertices: the name of each vertex.
         links: the bandwidth of each link (source vertex, destination vertex), in bytes per second.
@@ -43,7 +43,10 @@ class Network:
         return replace(self, links={(dest, source): rate for (source, dest), rate in self.links.items()})
 
     def count_capacities(self) -> tuple[Fraction, dict[tuple[int, int], int]]:
-        """Return the largest bandwidth (bytes/s) of which all are multiples, and each link's bandwidth in this unit."""
+        """Return a unit of bandwidth in bytes/s, and the bandwidth of each link as a whole number of units.
+
+        The unit is the largest bandwidth of which all bandwidths are multiples.
+        """
         denominator = lcm(*(rate.denominator for rate in self.links.values()))
         scaled = {link: int(rate * denominator) for link, rate in self.links.items()}
         unit = gcd(*scaled.values())
@@ -51,7 +54,7 @@ class Network:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether every vertex receives as many bytes per second as it sends."""
+        """Whether, for each vertex, the incoming links and the outgoing links have the same total bandwidth."""
         balance = dict.fromkeys(range(len(self.vertices)), Fraction(0))
         for (source, dest), rate in self.links.items():
             balance[source] += rate
@@ -59,15 +62,15 @@ class Network:
         return not any(balance.values())
 
     def balance(self) -> Network:
-        """Return the network with each link as slow as the link in the opposite direction.
+        """Return the network with the bandwidth of each link limited to that of the link in the opposite direction.
 
-        One-way links are left out.
+        Links without a link in the opposite direction are left out.
         """
         both = {(a, b): min(rate, self.links[b, a]) for (a, b), rate in self.links.items() if (b, a) in self.links}
         return replace(self, links=both)
 
     def measure_outgoing(self, inside: Collection[int]) -> Fraction:
-        """Return the bandwidth, in bytes/s, of all links from the vertices `inside` to other vertices."""
+        """Return the total bandwidth, in bytes/s, of the links from the vertices `inside` to other vertices."""
         leaving = (rate for (source, dest), rate in self.links.items() if source in inside and dest not in inside)
         return sum(leaving, Fraction(0))
 
@@ -100,28 +103,23 @@ class NetworkBuilder:
         self.add_link(other, one, rate)
 
     def build(self) -> Network:
-        """Return the network; vertices that are no ranks but named by links are switches."""
+        """Return the network; each vertex that is named by a link and is not a rank becomes a switch."""
         names = dict.fromkeys([*self.ranks, *self.switches, *(end for link in self.rates for end in link)])
         number = {name: vertex for vertex, name in enumerate(names)}
         links = {(number[source], number[dest]): rate for (source, dest), rate in self.rates.items()}
-        nodes = tuple((name, frozenset(number[each] for each in inside)) for name, inside in self.nodes)
+        nodes = tuple((name, frozenset(number[vertex] for vertex in inside)) for name, inside in self.nodes)
         return Network(self.name, len(self.ranks), tuple(names), links, nodes)
 
 
 def round_rate(bytes_per_s: float, digits: int = RATE_DIGITS) -> Fraction:
-    """Return a bandwidth as a fraction of `digits` significant decimal digits, which keeps exact numbers short."""
+    """Return a bandwidth as a fraction, rounded to `digits` significant digits to keep exact arithmetic fast."""
     return Fraction(f"{bytes_per_s:.{digits - 1}e}")
 
 
 def format_rank_list(ranks: Iterable[int]) -> str:
     """Return ranks in words: `rank 3`, `ranks 0 to 3`, `ranks 0 to 3 and 6`."""
     listed = sorted(ranks)
-    runs: list[list[int]] = []
-    for rank in listed:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
+    runs = split_into_runs(listed)
     parts = [part for run in runs for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
     joined = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
     return f"rank{'s' * (len(listed) > 1)} {joined}"

@@ -47,7 +47,7 @@ class _NodeDescription(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _NetworkDescription(Struct, frozen=True, forbid_unknown_fields=True):
-    """The contents of a network file."""
+    """The contents of a network file: its name, the names of ranks, the links, and nodes as groups of vertices."""
 
     name: VertexName
     ranks: tuple[VertexName, ...]
@@ -66,8 +66,8 @@ def is_network_file(text: str) -> bool:
 def read_network_file(text: str, name: str) -> Network:
     """Return the network that the TOML in `text` describes; error messages call the file `name`.
 
-    Raises:
-        NetworkError: a key is missing, unknown or wrong, or a link names both directions or none.
+    Raises NetworkError if a key is missing, unknown or wrong, or a link does not have exactly one of `between` and the
+    pair `from` and `to`.
     """
     data: dict[str, Any] = {}
     try:

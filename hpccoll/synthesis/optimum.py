@@ -1,21 +1,24 @@
 """The optimal time of a collective on a network: the tightest cut, found exactly by maximum flows.
 
-All_gather: each of N ranks has M/N bytes that every rank needs. A set S of vertices that does not contain all ranks
-must send out the data of its ranks, |S and ranks| M/N bytes, over the links that leave it, with B(S) bytes/s together.
-The optimal time is the largest of these ratios over all S, and trees reach it (ForestColl, arXiv 2402.06787). A
-reduce_scatter is an all_gather on the reversed network. In a broadcast, only the root has data, and trees reach the
-tightest cut as well (Edmonds 1973); a reduce is its reverse.
+In an all_gather of M bytes, each of N ranks has M/N bytes that every rank needs. A set of vertices that contains r < N
+ranks must send r M/N bytes over the links that leave the set. The optimal time of an all_gather is the largest ratio,
+over all sets of vertices, of the bytes that must leave the set to the bandwidth of the links that leave it; trees reach
+this time (ForestColl, arXiv 2402.06787). A reduce_scatter is an all_gather on the reversed network. In a broadcast,
+only the root has data, and trees reach the tightest cut as well (Edmonds 1973); a reduce is a reversed broadcast.
 
-The search guesses the ratio of one cut. A source vertex supplies every rank with that rate; if each rank can receive
-the supplies of all ranks at once (a maximum flow), no cut is tighter. If some rank cannot, a minimum cut is tighter,
-and its ratio is the next guess (Dinkelbach's method). All numbers are integers or fractions.
+The search for the tightest cut starts with the ratio of one cut as its guess. An extra source vertex sends at the
+guessed rate to every rank that has data. If maximum flows show that each rank can receive from all ranks with data at
+the guessed rate, no cut is tighter; otherwise, a minimum cut is tighter, and its ratio is the next guess (Dinkelbach's
+method). The search is exact, because all numbers are integers or fractions.
 
-All_reduce: no formula is known. `compute_optimum` returns the largest of these lower bounds:
+No formula is known for the optimal time of an all_reduce. For an all_reduce of M bytes, `compute_optimum` returns the
+largest of the lower bounds that follow from two facts:
 
-- Every set of ranks must send at least M bytes to the others, which need its sum, and receive M bytes.
-- Divide the ranks into p parts. Of every element, at least 2(p - 1) messages cross between parts (one-way gossip,
-  Harary and Schwenk 1974; Patarasuk and Yuan 2009), so all links that leave the parts carry 2(p - 1) M bytes together.
-  The parts are the ranks, and the nodes.
+- Every set of ranks must send at least M bytes to the other ranks, which need the sum over the set, and must receive at
+  least M bytes.
+- If the ranks are divided into p parts (single ranks, or nodes), each element must cross from one part to another at
+  least 2(p - 1) times (one-way gossip, Harary and Schwenk 1974; Patarasuk and Yuan 2009), so the links that leave the
+  parts carry at least 2(p - 1) M bytes in total.
 """
 
 from __future__ import annotations
@@ -36,9 +39,10 @@ RULED = (Operation.ALL_GATHER, *REVERSED, Operation.BROADCAST, Operation.ALL_RED
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A division of a network's vertices: those `inside`, of which `sources` have data, and the rest.
+    """A division of a network's vertices into those `inside` and the rest.
 
-    `bytes_per_s` is the bandwidth of the links that lead from inside to the rest.
+    `sources` is the number of vertices inside that have data, and `bytes_per_s` the total bandwidth of the links that
+    lead from inside to the rest.
     """
 
     inside: frozenset[int]
@@ -47,7 +51,7 @@ class Cut:
 
     @property
     def seconds_per_byte(self) -> Fraction:
-        """The seconds in which the links that leave the cut carry one byte of each source."""
+        """The seconds in which the links that leave the cut carry one byte of each source inside the cut."""
         return self.sources / self.bytes_per_s
 
 
@@ -68,25 +72,37 @@ class Optimum:
         return float(self.seconds_per_byte * nbytes)
 
     def describe_share(self, seconds: float, nbytes: int) -> str:
-        """Return as text how close to the bound an operation comes that takes `seconds`, and the bound's cause.
+        """Return a phrase: the speed of an operation as a percentage of the bound's speed, and the bound's cause.
 
-        `nbytes` is the message size in bytes.
+        `seconds` is the time of the operation, and `nbytes` the message size in bytes.
         """
-        share = f"{100 * self.compute_seconds(nbytes) / seconds:.3g} %"
-        kind = "optimum" if self.is_reached else "largest known bound"
-        return f"{share} of the {kind} of this network, set by {self.binding}"
+        kind = "optimum" if self.is_reached else "largest known lower bound"
+        return describe_speed(self.compute_seconds(nbytes), seconds, kind, self.binding)
+
+
+def describe_speed(bound_s: float, seconds: float, kind: str, binding: str) -> str:
+    """Return a phrase: the speed of an operation as a percentage of the speed at a lower bound of its time.
+
+    Args:
+        bound_s: the lower bound in seconds.
+        seconds: the time of the operation.
+        kind: a name for the bound, such as `optimum`.
+        binding: the links of the network that cause the bound.
+    """
+    share = f"{100 * bound_s / seconds:.3g} %"
+    return f"{share} of the speed that this network allows (time of the {kind} / time of the call), set by {binding}"
 
 
 def compute_optimum(network: Network, operation: Operation, root: int = 0) -> Optimum:
-    """Return the least time of `operation` on a network of at least two ranks, and the links that cause it.
+    """Return the `Optimum` of a collective on a network: a lower bound of the time per byte, and the links that set it.
 
-    Cost: some maximum flows per rank; 64 ranks take a tenth of a second. `root` is the root of a broadcast or reduce.
-
-    Raises:
-        NetworkError: the network does not connect its ranks, or `operation` has no known optimum.
+    The network must have at least two ranks. Plans are known to reach the bound (`Optimum.is_reached`) for all
+    operations but all_reduce, if every vertex of the network receives as many bytes per second as it sends. Cost: some
+    maximum flows per rank; 64 ranks take a tenth of a second. `root` is the root of a broadcast or reduce. Raises
+    NetworkError if the network does not connect its ranks, or `operation` has no known optimum.
     """
     if operation not in RULED or network.ranks < 2:
-        known = ", ".join(each.value for each in RULED)
+        known = ", ".join(operation.value for operation in RULED)
         raise NetworkError(
             f"no optimum of {operation.value} on {format_count(network.ranks, 'rank')} is known; {known} on two or "
             "more ranks have one"
@@ -103,8 +119,8 @@ def compute_optimum(network: Network, operation: Operation, root: int = 0) -> Op
 def find_tightest_cut(network: Network, sources: Collection[int]) -> Cut:
     """Return the cut with the most sources inside per bandwidth of the links that leave it.
 
-    At least one rank is outside. `sources` are the ranks that have data. Raises NetworkError if a rank receives data of
-    no source.
+    At least one rank is outside the cut. `sources` are the ranks that have data. Raises NetworkError if some rank can
+    receive data from no source.
     """
     every = range(len(network.vertices))
     unit, capacities = network.count_capacities()
@@ -121,16 +137,16 @@ def find_tightest_cut(network: Network, sources: Collection[int]) -> Cut:
             flow, reached = find_min_cut(graph, start, sink)
             if flow < supply * size:
                 tightest = _measure_cut(network, reached - {start}, sources)
-                sinks.insert(0, sinks.pop(sinks.index(sink)))  # a rank with a tight cut often has a tighter one
+                sinks.insert(0, sinks.pop(sinks.index(sink)))  # the next tighter cut often separates this rank, too
                 break
         else:
             return tightest
 
 
 def _measure_cut(network: Network, inside: frozenset[int], sources: Collection[int]) -> Cut:
-    """Return the cut with the vertices `inside`, of which some are `sources`, and its bandwidth.
+    """Return the `Cut` around the vertices `inside`; `sources` are the ranks that have data, inside and outside.
 
-    Raises NetworkError if no link leaves the vertices.
+    Raises NetworkError if no link leaves the vertices `inside`.
     """
     bandwidth = network.measure_outgoing(inside)
     if not bandwidth:
@@ -140,7 +156,7 @@ def _measure_cut(network: Network, inside: frozenset[int], sources: Collection[i
 
 
 def _bound_all_reduce(network: Network) -> Optimum:
-    """Return the largest of the known lower bounds of an all_reduce on the network."""
+    """Return the `Optimum` of an all_reduce on the network: the largest of the known lower bounds."""
     bounds = []
     for graph, is_reversed in ((network, False), (network.reverse(), True)):
         cut = find_tightest_cut(graph, [0])
@@ -149,22 +165,22 @@ def _bound_all_reduce(network: Network) -> Optimum:
             total = sum((graph.measure_outgoing(part) for part in parts), Fraction(0))
             direction = "down" if is_reversed else "up"
             bounds.append((2 * (len(parts) - 1) / total, f"the {direction}links of all {name} together"))
-    # Of equal bounds, the one of an uplink is named, because operators know uplinks.
+    # Among equal bounds, the bound of an uplink is named, because people who run a cluster know its uplinks.
     seconds, binding = max(bounds, key=lambda bound: (bound[0], " uplink" in bound[1]))
     return Optimum(Operation.ALL_REDUCE, seconds, binding, is_reached=False)
 
 
 def _list_partitions(network: Network) -> list[tuple[str, list[frozenset[int]]]]:
-    """Return the divisions of the ranks into parts (single ranks, and nodes) that bound the time of an all_reduce."""
+    """Return (name, parts) of each division of the ranks (single ranks, and nodes) that bounds an all_reduce's time."""
     nodes = [inside for _, inside in network.nodes]
     ranks = [frozenset([rank]) for rank in range(network.ranks)]
     return [(f"{network.ranks} ranks", ranks)] + ([(f"{len(nodes)} nodes", nodes)] if len(nodes) > 1 else [])
 
 
 def describe_cut(network: Network, inside: frozenset[int], *, is_reversed: bool = False) -> str:
-    """Return the links that cross a cut in words, such as `the uplink of node3 (0.05 GB/s)`.
+    """Return a description of the links that cross a cut, such as `the uplink of node3 (0.05 GB/s)`.
 
-    With `is_reversed`, the cut is one of the reversed network: its links lead to the vertices `inside`.
+    If `is_reversed` is true, the cut belongs to the reversed network, so its links lead to the vertices `inside`.
     """
     ranks = {vertex for vertex in inside if vertex < network.ranks}
     others = set(range(network.ranks)) - ranks
@@ -179,7 +195,7 @@ def describe_cut(network: Network, inside: frozenset[int], *, is_reversed: bool 
 
 
 def _name_ranks(network: Network, ranks: set[int]) -> str:
-    """Return the names of the nodes that together have exactly these ranks, else the ranks, as text."""
+    """Return as text the names of the nodes that consist of exactly the ranks `ranks`, or these ranks if none do."""
     parts = [(name, {vertex for vertex in inside if vertex < network.ranks}) for name, inside in network.nodes]
     whole = [(name, part) for name, part in parts if part <= ranks]
     names = [name for name, _ in whole]

@@ -13,16 +13,11 @@ def find_busiest_link(
 ) -> tuple[Fraction, tuple[int, int]]:
     """Return the seconds that the busiest link needs for its messages, and this link (source, destination vertex).
 
-    Of the paths on which no other rank forwards a message, it takes the one with the fewest links; of several such
-    paths, the one whose slowest link is the fastest. Latencies and the order of the messages do not count, so a
-    schedule never takes less time.
-
-    Args:
-        network: the links and their bandwidths.
-        messages: the bytes from each rank to each other rank; at least one pair.
-
-    Raises:
-        NetworkError: no path leads from a rank to another one.
+    A message takes the path with the fewest links, among the paths on which no other rank forwards it. If several such
+    paths have equally few links, a message takes the path whose slowest link is the fastest. Latencies and the order of
+    messages are ignored, so a run of the schedule on the same paths takes at least the returned time. `messages` has
+    the bytes from each rank to each other rank, with at least one pair. Raises NetworkError if no path leads from a
+    rank to another one.
     """
     carried: dict[tuple[int, int], Fraction] = {}
     senders = {source for source, _ in messages}
@@ -50,14 +45,14 @@ def _find_paths(network: Network, source: int) -> dict[int, int]:
     before: dict[int, int] = {}
     reached = [source]
     while reached:
-        found: dict[int, tuple[Fraction | float, int]] = {}
+        widest: dict[int, tuple[Fraction | float, int]] = {}
         for vertex in reached:
             forwards = vertex == source or vertex >= network.ranks
             for end, rate in leaving.get(vertex, []) if forwards else ():
                 width = min(widths[vertex], rate)
-                if end not in widths and (end not in found or width > found[end][0]):
-                    found[end] = width, vertex
-        widths |= {end: width for end, (width, _) in found.items()}
-        before |= {end: vertex for end, (_, vertex) in found.items()}
-        reached = list(found)
+                if end not in widths and (end not in widest or width > widest[end][0]):
+                    widest[end] = width, vertex
+        widths |= {end: width for end, (width, _) in widest.items()}
+        before |= {end: vertex for end, (_, vertex) in widest.items()}
+        reached = list(widest)
     return before

@@ -1,9 +1,10 @@
-"""Packs spanning trees into a network of ranks, so that each source is the root of as many trees as it supplies units.
+"""Packs spanning trees into a network of ranks, such that each source is the root of a given number of trees.
 
-A tree of multiplicity m uses m units of each of its links. Trees grow by one link at a time. A tree may take a link up
-to the least number of units that all unfinished trees together can spare on every cut behind it, which is one maximum
-flow; where that is less than the tree's multiplicity, the tree divides in two. The trees exist by Edmonds' theorem
-(1973); growing them so is from Berczi and Frank (2010), as used by ForestColl (arXiv 2402.06787).
+A tree of multiplicity m stands for m equal trees, and uses m units of the capacity of each of its links. Trees grow by
+one link at a time. A tree may use as many units of a link as all other unfinished trees can do without; one maximum
+flow computes this number. If a tree may use fewer units of a link than its multiplicity, the tree is divided in two.
+The required trees exist by Edmonds' theorem (1973); the method to grow them is that of Berczi and Frank (2010), as used
+by ForestColl (arXiv 2402.06787).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from hpccoll.synthesis.network import NetworkError
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A tree of `units` multiplicity from the rank `root`: its links, parents first.
+    """A tree from the rank `root`; in `links`, a rank's incoming link comes before its outgoing links.
 
-    The multiplicity is the number of equal trees for which this one stands.
+    `units` is the multiplicity: the number of equal trees for which this tree stands.
     """
 
     root: int
@@ -33,7 +34,7 @@ class Tree:
         return (self.root, *(child for _, child in self.links))
 
     def compute_depths(self) -> dict[int, int]:
-        """Return the number of links between the root and each rank of the tree."""
+        """Return the number of links between the root and each rank of the tree, by rank."""
         depths = {self.root: 0}
         for parent, child in self.links:
             depths[child] = depths[parent] + 1
@@ -44,10 +45,7 @@ def pack_trees(capacities: Mapping[Arc, int], ranks: int, supplies: Mapping[int,
     """Return trees that span all ranks: `supplies[root]` of them from each root, counted with their multiplicities.
 
     `capacities` has the number of trees that each link can carry. Cost: one maximum flow per link of a tree, and some
-    for links that no tree may take.
-
-    Raises:
-        NetworkError: the capacities do not allow so many trees.
+    for links that no tree may take. Raises NetworkError if the capacities do not allow so many trees.
     """
     left = dict(capacities)
     started = [Tree(root, units) for root, units in supplies.items()]
@@ -68,10 +66,9 @@ def pack_trees(capacities: Mapping[Arc, int], ranks: int, supplies: Mapping[int,
 def _choose_link(
     tree: Tree, left: Mapping[Arc, int], ranks: int, others: list[Tree], refused: set[Arc]
 ) -> tuple[Arc, int]:
-    """Return a link that extends `tree`, nearest to its root, and for how many of its units it may be used.
+    """Return the link nearest to the root by which `tree` can grow, and how many of the tree's units may use it.
 
     Args:
-        tree: the tree to extend.
         left: the capacity of each link that no tree uses yet.
         others: the other unfinished trees.
         refused: the links that the tree may not take, to which this function adds; they stay refused while the tree
@@ -90,7 +87,7 @@ def _choose_link(
             spare, behind = _find_spare(link, left, ranks, others)
             if spare > 0:
                 return link, min(tree.units, left[link], spare)
-            # No link into the vertices behind the cut can be spared, either.
+            # Because this link cannot be spared, no link from outside into the vertices behind the cut can be spared.
             refused |= {(one, other) for one, other in left if other in behind and one not in behind}
     raise NetworkError(f"no link extends a tree of rank {tree.root}; the capacities do not allow the trees")
 
@@ -98,7 +95,8 @@ def _choose_link(
 def _find_spare(link: Arc, left: Mapping[Arc, int], ranks: int, others: list[Tree]) -> tuple[int, frozenset[int]]:
     """Return how many units of `link` the unfinished trees `others` can spare, and the ranks behind the tightest cut.
 
-    The cut separates the ranks that the link leads to from its source. `left` has the unused capacity of each link.
+    The cut separates the link's source from the ranks behind the cut, among them the link's destination. `left` has the
+    unused capacity of each link.
     """
     source, dest = link
     needed = sum(tree.units for tree in others)

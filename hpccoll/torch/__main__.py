@@ -17,7 +17,9 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 import hpccoll.torch  # noqa: F401 - registers the backend
-from hpccoll.errors import CommunicationError, HpccollError
+from hpccoll.errors import CommunicationError, HpccollError, UsageError
+from hpccoll.processes.launched_rank import print_common_error
+from hpccoll.processes.python_program import require_module, require_script
 from hpccoll.torch.rendezvous import set_variables_by_mpi
 
 USAGE = "mpirun -n RANKS python -m hpccoll.torch [--timeout SECONDS] [-m] SCRIPT [ARGUMENT]..."
@@ -61,6 +63,11 @@ def connect_ranks(timeout: timedelta) -> None:
 def main() -> None:
     """Connect the ranks, then run the script or module that sys.argv names as `__main__`."""
     arguments = parse_arguments()
+    try:
+        (require_module if arguments.is_module else require_script)(arguments.words[0])
+    except UsageError as error:
+        print_common_error(f"Error: {error}")
+        sys.exit(error.exit_status)
     connect_ranks(timedelta(seconds=arguments.timeout))
     sys.argv = words = arguments.words
     if arguments.is_module:

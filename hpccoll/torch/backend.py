@@ -1,7 +1,7 @@
-"""The backend that torch.distributed from 2.14 takes: a Python subclass of torch's C++ class `c10d::Backend`.
+"""The backend that torch.distributed uses from torch 2.14 on: a Python subclass of torch's C++ class `c10d::Backend`.
 
-Torch keeps the process group itself. Torch composes backends ("cpu:hpccoll,cuda:nccl"), splits groups, and calls hooks,
-such as those of its flight recorder, around each operation of a backend.
+The process group around the backend is torch's own. Torch composes backends ("cpu:hpccoll,cuda:nccl"), splits groups,
+and calls hooks, such as those of its flight recorder, around each operation of a backend.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, ErrorType
 
 from hpccoll.communicator import Communicator
 from hpccoll.errors import UsageError
-from hpccoll.torch.communicators import list_kept, open_communicator
+from hpccoll.torch.communicators import open_communicator
 from hpccoll.torch.group_operations import GroupOperations
 from hpccoll.torch.monitored_barrier import MonitoredBarrier
 from hpccoll.torch.shrinking import Shrinkable
@@ -31,7 +32,7 @@ def make_options(given: Any, timeout: timedelta, ranks: Sequence[int], name: str
         name: torch's name of the group.
 
     Raises:
-        UsageError: `given` are no options of a backend.
+        UsageError: `given` is not an object of torch's class `Backend.Options`.
     """
     options = Backend.Options("hpccoll", timeout=timeout) if given is None else given
     if not isinstance(options, Backend.Options):
@@ -44,13 +45,7 @@ def make_options(given: Any, timeout: timedelta, ranks: Sequence[int], name: str
 
 
 class HpccollBackend(Shrinkable, GroupOperations, Backend):
-    """A backend of torch.distributed over a communicator of hpccoll, for torch from 2.14 on.
-
-    Args:
-        comm: a communicator of the group's ranks.
-        options: torch's options of a backend, with the timeout, the name and the global ranks of the group.
-        store: torch's key-value store of the group.
-    """
+    """A backend of torch.distributed over a communicator of hpccoll, for torch from 2.14 on."""
 
     def __init__(self, comm: Communicator, options: Any, store: Any) -> None:
         Backend.__init__(self, comm.rank, comm.size)
@@ -85,7 +80,7 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
             options: torch's options of the new backend, with its name and timeout.
 
         Raises:
-            UsageError: this rank is not in `ranks`; torch 2.15 would crash if this returned None.
+            UsageError: this rank is not in `ranks`; torch 2.15 would crash if `split` returned None.
         """
         if self.comm.rank not in ranks:
             raise UsageError(
@@ -97,16 +92,21 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
         own = make_options(None, options._timeout, members, options.group_name)  # noqa: SLF001 - as above
         return HpccollBackend(comm, own, store)
 
-    def _make_shrunk(self, comm: Communicator, left: Sequence[int], options: Any) -> HpccollBackend:
-        """Return a backend over `comm`, whose ranks are the ranks `left` of this group; local.
-
-        `options` are torch's options of the new backend, or None.
-        """
+    def _make_shrunk(self, comm: Communicator, left: Sequence[int], store: Any, options: Any) -> HpccollBackend:
+        """Return a backend over `comm`, whose ranks are the ranks `left` of this group; local."""
+        name = self._options.group_name
+        ranks = dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(name))  # noqa: SLF001 - as above
         members = [self._options.global_ranks_in_group[rank] for rank in left]
-        own = make_options(options, self.timeout, members, self._options.group_name)
-        made = HpccollBackend(comm, own, self._store)
-        list_kept().append(made)  # torch keeps only its C++ part alive
+        made = HpccollBackend(comm, make_options(options, self.timeout, members, name), store)
+        made.global_ranks = [ranks[rank] for rank in left]
         return made
+
+    def make_process_group(self, name: str, devices: Sequence[Any], bound_device: Any) -> Any:
+        """Return torch's process group over this backend, which `shrink` has made; local."""
+        from hpccoll.torch.message_group import MessageGroup
+
+        self._options.group_name = name
+        return MessageGroup(self, self._store, devices, bound_device)
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Do nothing: splitting a group needs no call on ranks that are not in the new group."""
@@ -117,7 +117,7 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         """Block until all ranks have called `monitored_barrier`; raise DistBackendError after a timeout. Collective.
 
-        The error names the first missing rank, or all missing ranks with `wait_all_ranks`. `opts` are torch's options.
+        The error names the first missing rank or, with `wait_all_ranks`, all missing ranks. `opts` are torch's options.
         """
         timeout = opts.timeout if opts.timeout >= timedelta(0) else self.timeout  # negative: not given
         self._monitored_barrier.run(timeout, names_all=wait_all_ranks)
@@ -130,7 +130,8 @@ class HpccollBackend(Shrinkable, GroupOperations, Backend):
 def _refuse_other_features(features: Sequence[str]) -> None:
     """Define the properties `features` of `HpccollBackend`, such as `supports_coalescing`, as False.
 
-    Without a definition, torch 2.15 recurses without end when it reads one. Features that the backend has are kept.
+    Torch 2.15 recurses without end when it reads a `supports_...` property that the backend does not define. Properties
+    that the backend itself defines are kept.
     """
     for name in features:
         if name not in vars(HpccollBackend) and name not in vars(Shrinkable):

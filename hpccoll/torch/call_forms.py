@@ -31,9 +31,9 @@ def make_options(operation: str, given: Any, more: Sequence[Any], named: Mapping
 
     Args:
         operation: the name of the method, such as `allreduce`.
-        given: the argument in the place of the options: options, the first field, or None.
-        more: the fields that follow it, by position.
-        named: fields by name.
+        given: the user's options, or the first field of the options, or None.
+        more: the fields of the options that follow `given`, by position.
+        named: fields of the options by name.
 
     Raises:
         TypeError: there are too many arguments, or an argument has an unknown name.
@@ -59,9 +59,10 @@ def list_tensors(x: Any) -> Any:
 
 
 def nest_lists(outputs: Any, inputs: Any) -> tuple[Any, Any]:
-    """Return the outputs and inputs of a gather or scatter in torch's long form, a list per device of this process.
+    """Return the outputs and inputs of a gather or scatter in torch's long form, with one list per device of a process.
 
-    In the short form, one of the two is a tensor, and the other is a list of one tensor per rank, or None.
+    In the short form, one of outputs and inputs is a tensor; the other is a list of one tensor per rank, or None.
+    Arguments in the long form are returned unchanged.
     """
     if isinstance(inputs, torch.Tensor):
         return ([outputs] if outputs else []), [inputs]

@@ -13,11 +13,12 @@ import torch.distributed as dist
 from hpccoll.communicator import Communicator
 from hpccoll.communicator.array_types import OnFailure
 from hpccoll.errors import UsageError, WaitTimeoutError
+from hpccoll.failures.fault_tolerance import find_dead, is_enabled
+from hpccoll.failures.surviving_creation import unlock_after_failure
+from hpccoll.failures.survivor_calls import run_shrink
 from hpccoll.runtime import job
 from hpccoll.runtime.agreement import wait_for_members
-from hpccoll.runtime.fault_tolerance import find_dead, is_enabled
 from hpccoll.runtime.progress import NEVER, get_progress
-from hpccoll.runtime.survivor_calls import run_shrink
 from hpccoll.torch.mpi_start import INIT, REMEDIES
 
 if TYPE_CHECKING:
@@ -28,27 +29,28 @@ CLOSE_LIMIT_S: Final = 10.0
 
 
 def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Communicator:
-    """Return a communicator of some ranks of the MPI job, in their order; collective over these ranks.
+    """Return a communicator of the ranks `ranks`, in the order of this list; collective over these ranks.
 
     Operations in flight advance while this function waits. In a job that goes on after the death of a rank (`mpirun
-    --with-ft ulfm`), operations then raise an error that names the rank. With TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks
+    --with-ft ulfm`), operations raise an error that names the dead rank. With TORCH_DISTRIBUTED_DEBUG=DETAIL, the ranks
     compare their arguments before each collective.
 
     Args:
         ranks: ranks of MPI.COMM_WORLD.
         name: torch's name of the group.
-        timeout: the time that the ranks may take to arrive.
+        timeout: the time within which all of `ranks` must call this function.
 
     Raises:
-        DistBackendError: a rank has not arrived in time.
+        DistBackendError: a rank has not called this function within `timeout`.
     """
     own_world = duplicate_world(timeout)
     if is_enabled() and find_dead(own_world):
         return _open_after_death(own_world, ranks, name)
-    # Torch's name contains a counter, which differs if an earlier group was made on some of the ranks only.
+    # Torch's name of a group contains a counter, which differs between ranks if only some made an earlier group.
     tag = _wait_for_ranks(own_world, ranks, timeout, zlib.crc32(name.encode()) % MOST_TAGS)
     group = own_world.group.Incl(ranks)
-    comm = own_world.Create_group(group, tag=tag)
+    with unlock_after_failure():
+        comm = own_world.Create_group(group, tag=tag)
     group.Free()
     is_compared = True if dist.get_debug_level() == dist.DebugLevel.DETAIL else None
     on_failure: OnFailure = "raise" if is_enabled() else "end"
@@ -58,10 +60,11 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
 
 
 def _open_after_death(own_world: MPI.Intracomm, ranks: Sequence[int], name: str) -> Communicator:
-    """Return a communicator of all living ranks of the MPI job, after the death of others; collective over these ranks.
+    """Return a communicator of all living ranks of the MPI job, after a death; collective over the living ranks.
 
     Raises:
-        UsageError: `ranks` are not all living ranks in their order; MPI makes no other group after a death.
+        UsageError: `ranks` are not all living ranks, in the order of MPI.COMM_WORLD; after a death, MPI makes no other
+            group.
     """
     comm = run_shrink(own_world)
     living = job.list_world_ranks(comm)
@@ -76,9 +79,9 @@ def _open_after_death(own_world: MPI.Intracomm, ranks: Sequence[int], name: str)
 def close_communicator(comm: Communicator, *, usable: bool) -> None:
     """Close a communicator if all its ranks call this function with `usable=True`; collective.
 
-    If some rank does not call it so, the communicator stays open until the process ends, and the function returns after
-    CLOSE_LIMIT_S seconds at the latest. A program that destroys its groups on some ranks only, or after a timeout on
-    some ranks, therefore ends. After the death of a rank, the function waits for no other rank.
+    If some rank does not call the function, the communicator stays open until the process ends, and the function
+    returns after CLOSE_LIMIT_S seconds at the latest. A program therefore ends even if only some ranks destroy a group,
+    or if some ranks destroy it after a timeout. After the death of a rank, the function waits for no other rank.
     """
     if comm.lost_ranks:
         comm.discard()
@@ -103,7 +106,7 @@ def list_kept() -> list[object]:
 
 
 def meet_all_ranks(timeout: timedelta) -> MPI.Intracomm:
-    """Wait until all ranks of the MPI job have called this function; return `duplicate_world(...)`. Collective.
+    """Wait until all ranks of the MPI job have called this function; return a duplicate of MPI.COMM_WORLD. Collective.
 
     Raises:
         DistBackendError: a rank has not called the function within `timeout`.
@@ -114,7 +117,7 @@ def meet_all_ranks(timeout: timedelta) -> MPI.Intracomm:
 
 
 def _wait_for_ranks(own_world: MPI.Intracomm, ranks: Sequence[int], timeout: timedelta, number: int = 0) -> int:
-    """Wait until all of `ranks` have called this function, and return the `number` that the first of them passed.
+    """Wait until all of `ranks` have called this function, and return the `number` that the rank `ranks[0]` passed.
 
     Collective over `ranks`, which are ranks of `own_world`.
 
@@ -137,14 +140,15 @@ def _wait_for_ranks(own_world: MPI.Intracomm, ranks: Sequence[int], timeout: tim
 def duplicate_world(timeout: timedelta, caller: str = INIT) -> MPI.Intracomm:
     """Return a duplicate of MPI.COMM_WORLD for messages of hpccoll.torch, the same at each call.
 
-    The first call is collective over all ranks of the MPI job.
+    The first call of this function is collective over all ranks of the MPI job.
 
     Args:
-        timeout: the time that the other ranks may take to call it.
+        timeout: the time within which all ranks must call this function.
         caller: the function that the user has called, a key of `REMEDIES`, for the error message.
 
     Raises:
-        DistBackendError: a rank has not called it in time. The next call continues to wait for the same duplicate.
+        DistBackendError: a rank has not called this function within `timeout`. After this error, the next call
+            continues to wait for the same duplicate of MPI.COMM_WORLD.
     """
     own_world, request = _begin_duplicate()
     progress = get_progress()
@@ -163,5 +167,5 @@ def duplicate_world(timeout: timedelta, caller: str = INIT) -> MPI.Intracomm:
 
 @cache
 def _begin_duplicate() -> tuple[MPI.Intracomm, MPI.Request]:
-    """Start to duplicate MPI.COMM_WORLD; return the duplicate, and the request that is complete when it can be used."""
+    """Start to duplicate MPI.COMM_WORLD; return the duplicate, and the request that completes its creation."""
     return job.get_world().Idup()

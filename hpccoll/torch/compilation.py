@@ -13,8 +13,9 @@ T = TypeVar("T")
 def exempt_from_compilation(cls: type[T]) -> type[T]:
     """Mark the methods of a class, so that torch.compile compiles neither them nor what they call; return the class.
 
-    A compiled function may call a collective from C++, such as DDP does at the second step; torch.compile would then
-    trace the collective, and fail at objects that it does not know. The mark has no cost in a call.
+    A compiled function may call a collective from C++, as DDP does at the second training step; torch.compile would
+    then trace the collective, and fail at objects that it does not know. Marked methods are not slower than unmarked
+    methods.
     """
     exempt_functions(method for method in vars(cls).values() if inspect.isfunction(method))
     return cls

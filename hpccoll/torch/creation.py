@@ -15,6 +15,7 @@ from hpccoll.errors import UsageError
 from hpccoll.runtime import job
 from hpccoll.torch.communicators import duplicate_world, list_kept, open_communicator
 from hpccoll.torch.lost_ranks import find_communicator
+from hpccoll.torch.shrinking import let_torch_shrink_groups
 
 
 def create_group(options: Any, backend_options: Any, timeout: timedelta) -> Any:
@@ -23,7 +24,7 @@ def create_group(options: Any, backend_options: Any, timeout: timedelta) -> Any:
     Args:
         options: torch's description of the group: its ranks, its name and its store.
         backend_options: the `pg_options` of the user, or None.
-        timeout: the time that the ranks may take to arrive, and that an operation may take.
+        timeout: the time limit of this call, and of each operation of the group.
 
     Raises:
         UsageError: torch's ranks are not those of the MPI job, or `backend_options` are those of another backend.
@@ -36,8 +37,8 @@ def create_group(options: Any, backend_options: Any, timeout: timedelta) -> Any:
         return made
     from hpccoll.torch.message_group import MessageGroup, find_devices
 
-    devices = find_devices("hpccoll")
-    return MessageGroup(made, options.process_group, devices) if devices else made
+    devices, group = find_devices("hpccoll"), options.process_group
+    return MessageGroup(made, group.get_group_store(), devices, group.bound_device_id) if devices else made
 
 
 def make_group(
@@ -53,17 +54,16 @@ def make_group(
         store: torch's key-value store of the group.
         backend_options: the `pg_options` of the user, or None.
     """
+    let_torch_shrink_groups()
     if not takes_python_backends():
         from hpccoll.torch.process_group import HpccollProcessGroup
-        from hpccoll.torch.shrinking import let_torch_shrink_process_groups
 
-        let_torch_shrink_process_groups()
         return HpccollProcessGroup(comm, timeout, store)
     from hpccoll.torch.backend import HpccollBackend, make_options
 
     backend = HpccollBackend(comm, make_options(backend_options, timeout, members, name), store)
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:
-        list_kept().append(backend)  # torch wraps the backend, and keeps only its C++ part alive
+        list_kept().append(backend)  # torch's wrapper keeps only the backend's C++ part alive
     return backend
 
 
@@ -76,7 +76,7 @@ def takes_python_backends() -> bool:
 
     try:
         Probe(0, 1)
-    except TypeError:  # "No constructor defined!"
+    except TypeError:  # torch up to 2.13: "No constructor defined!"
         return False
     return True
 
@@ -84,7 +84,7 @@ def takes_python_backends() -> bool:
 def _find_members(options: Any) -> list[int]:
     """Return the ranks in MPI.COMM_WORLD of a new group's members; `options` are torch's description of the group.
 
-    Raises UsageError if torch's number of ranks, or this process's rank, is not that of the MPI job.
+    Raises UsageError if this process's rank or the number of ranks differs between torch and the MPI job.
     """
     world = job.get_world()
     world_ranks = _list_world_ranks(world.size)
@@ -103,9 +103,10 @@ def _find_members(options: Any) -> list[int]:
 
 
 def _list_world_ranks(size: int) -> list[int]:
-    """Return the rank in MPI.COMM_WORLD of each global rank of torch.
+    """Return the list of the ranks in MPI.COMM_WORLD that correspond to torch's global ranks.
 
-    The two are equal until `shrink_group` shrinks the default group. `size` is the size of MPI.COMM_WORLD.
+    Torch's and MPI's ranks are equal until `shrink_group` shrinks the default group. `size` is the size of
+    MPI.COMM_WORLD.
     """
     if not dist.is_initialized() or dist.get_world_size() == size:
         return list(range(size))

@@ -1,8 +1,8 @@
 """Shows the operations of a process group in Python to torch's dispatch modes, such as `CommDebugMode`.
 
 Dispatch modes observe the operators `torch.ops.c10d`. Torch up to 2.13 calls a process group that is written in Python
-without these operators. While a mode is active, each operation is therefore also called on a group of torch's own
-class, which calls the operator and whose backend does not communicate.
+without these operators. While a dispatch mode is active, each operation is therefore also called on a process group of
+torch's own class, which calls the operator and whose backend does not communicate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def show_operations(names: Sequence[str] = OPERATIONS) -> Callable[[type[T]], ty
     """Return a class decorator that lets torch's dispatch modes see the operations `names` of a process group class."""
 
     def decorate(cls: type[T]) -> type[T]:
-        """Replace the operations of `cls`, a process group class, by methods that dispatch modes see; return `cls`."""
         for name in names:
             if hasattr(dist.ProcessGroup, name):  # some versions of torch have fewer names
                 setattr(cls, name, _make_visible(name, getattr(cls, name)))
@@ -50,7 +49,7 @@ def _make_visible(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         if not _len_torch_dispatch_stack():
             return method(self, *args, **named)
         _enter_operator(self, name, args, named)
-        with _disable_current_modes():  # which see neither copies nor the other operations that `method` calls
+        with _disable_current_modes():  # they see neither copies nor other operations of `method`
             return method(self, *args, **named)
 
     return call
@@ -59,7 +58,7 @@ def _make_visible(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 def _enter_operator(group: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Let dispatch modes see the operation `name`, by calling it on a group of torch that does not communicate.
 
-    `args` and `named` are the arguments of the call on `group`, whose tensors are replaced by new ones.
+    `args` and `named` are the arguments of the call on `group`; new tensors replace the tensors among them.
     """
     with _disable_current_modes():
         silent = dist.ProcessGroup(group.rank(), group.size())
@@ -80,4 +79,4 @@ def _replace_tensors(x: Any) -> Any:
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if isinstance(x, dict):
         return {name: _replace_tensors(value) for name, value in x.items()}
-    return type(x)(_replace_tensors(each) for each in x) if isinstance(x, list | tuple) else x
+    return type(x)(_replace_tensors(element) for element in x) if isinstance(x, list | tuple) else x

@@ -1,12 +1,13 @@
 """Completes the futures of operations in flight, in a thread of this process.
 
 hpccoll's messages move only while this process calls MPI. Code of torch in C++, such as DistributedDataParallel at the
-end of a backward pass, waits for futures without calling MPI. Meanwhile the thread advances the operations; the thread
+end of a backward pass, waits for futures without calling MPI. This module's thread advances operations in flight, and
 sleeps while all futures are complete.
 
-Continuations of a future run in the thread, and may start collectives, as torch's PowerSGD hook does. All ranks must
-start the collectives of a group in the same order. Therefore the futures of a group's collectives are completed in
-order, and the next collective of the group starts after the continuations of the collectives before it.
+Continuations of a future run in the thread that completes futures, and may start collectives, as torch's PowerSGD hook
+does. All ranks must start the collectives of a group in the same order. The futures of a group's collectives are
+completed in the order of their start, and the next collective of the group starts after the continuations of the
+collectives before it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class FutureOperation(Protocol):
     """The handle of an operation of torch.distributed that may have a future."""
 
     comm: Any  # the communicator
-    is_message: bool  # whether it is a send or receive
+    is_message: bool  # whether the operation is a send or receive
     has_future: bool  # whether `get_future` was called
 
     def complete_future(self) -> bool:
@@ -61,8 +62,7 @@ class FutureCompleter:
     def can_take_over(self) -> bool:
         """Whether this object's thread can complete an operation that the calling thread has started.
 
-        The result is false if MPI allows calls by one thread only, and in a continuation, which runs in this object's
-        thread.
+        Returns false if MPI allows calls by one thread only, and in a continuation, which runs in this object's thread.
         """
         return threading.current_thread() is not self._thread and is_thread_safe()
 
@@ -79,8 +79,9 @@ class FutureCompleter:
     def keep(self, work: Any) -> None:
         """Keep `work`, the handle of an operation that nobody has waited for, and let the thread complete it.
 
-        The finalizer of the handle calls it. Up to MOST_DROPPED handles are kept. DistributedDataParallel asks for
-        the tensors of its latest handle, so only the MOST_RESULTS latest handles keep tensors alive.
+        The finalizer of the handle calls this method. At most MOST_DROPPED handles, the latest, are kept.
+        DistributedDataParallel asks for the tensors of its latest handle, so only the MOST_RESULTS latest handles keep
+        tensors alive.
         """
         self._dropped.append(work)
         if len(self._dropped) > MOST_RESULTS:
@@ -89,7 +90,7 @@ class FutureCompleter:
             self.add(work)
 
     def wait_for_dropped(self, comm: Any) -> None:
-        """Block until those operations of the communicator `comm` are complete whose handles nobody has kept.
+        """Block until the operations of the communicator `comm` whose handles the program has dropped are complete.
 
         An asynchronous barrier calls this method, and records the wait as a wait of the barrier.
         """
@@ -100,8 +101,8 @@ class FutureCompleter:
     def wait_for_collectives(self, comm: Any) -> None:
         """Block until the futures of all collectives of `comm` are complete and their continuations have run.
 
-        Returns immediately in a continuation (a callback of a future), because the collectives that it starts come
-        before those of the threads that wait here.
+        Returns immediately in a continuation (a callback of a future): a collective that a continuation starts comes
+        before the collectives of other threads, which wait in this method.
         """
         if not self.pending or threading.current_thread() is self._thread:
             return
@@ -109,7 +110,7 @@ class FutureCompleter:
         for operation in list(self.pending):
             while self._blocks_next_collective(operation, comm):
                 if comm.node_count > 1:
-                    time.sleep(PAUSE_ACROSS_NODES_S)  # the thread polls as often, and the core is left to other ranks
+                    time.sleep(PAUSE_ACROSS_NODES_S)  # meanwhile, the thread polls, and other ranks have the core
                 else:
                     operation.is_completed()
                     backoff.pause()
@@ -131,7 +132,7 @@ class FutureCompleter:
                 self._changed.wait(pause_s)
 
     def _complete_pending(self) -> None:
-        """Complete the futures of finished operations; those of one communicator's collectives in order.
+        """Complete futures of finished operations; for collectives of one communicator, in the order of their start.
 
         No reference to finished operations is kept, because it would keep tensors alive.
         """
@@ -146,8 +147,8 @@ class FutureCompleter:
 
 
 def get_pause_s(operations: Sequence[FutureOperation]) -> float:
-    """Return the seconds between two polls of the operations: the longer pause if all of them are across nodes."""
-    return PAUSE_ACROSS_NODES_S if all(each.comm.node_count > 1 for each in list(operations)) else PAUSE_S
+    """Return the seconds between two polls of the operations; longer if all of them are of groups on several nodes."""
+    return PAUSE_ACROSS_NODES_S if all(operation.comm.node_count > 1 for operation in list(operations)) else PAUSE_S
 
 
 @cache

@@ -1,9 +1,9 @@
 """The operations of torch.distributed on one group, over a communicator of hpccoll.
 
-Methods are named and called as torch.distributed names and calls those of a process group; `opts` are torch's options
-of the operation (`rootRank`, `reduceOp`, `timeout`, `asyncOp`). Every operation returns a `TorchWork`.
+The methods have the names and arguments of the methods of torch's process groups; `opts` are torch's options of the
+operation (`rootRank`, `reduceOp`, `timeout`, `asyncOp`). Every operation returns a `TorchWork`.
 
-Legend: n ranks in the group; a list of lists has one inner list, because a process has one device.
+The group has n ranks. A list of lists has one inner list, because a process has one device.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class GroupOperations:
 
     The methods take torch's arguments and return torch's handle of an operation, a `TorchWork`. `opts` are torch's
     options of the operation, such as `AllreduceOptions`; `more` and `named` are fields of the options, which users may
-    pass in their place. `comm` has the group's ranks, and `timeout` is the time allowed for an operation. `unusable` is
-    the reason why the group refuses operations; it is empty while the group accepts them.
+    pass in place of `opts`. `comm` has the group's ranks, and `timeout` is the time allowed for an operation.
+    `unusable` is the reason why the group refuses operations; it is empty while the group accepts them.
     """
 
     comm: Communicator
@@ -54,31 +54,31 @@ class GroupOperations:
     _sequence = 0  # the number of collectives so far
 
     def broadcast(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
-        """Copy the root's `tensors` into those of all ranks; collective. `opts`: BroadcastOptions or their fields."""
+        """Copy the root's `tensors` into those of all ranks; return a handle. Collective. `opts`: BroadcastOptions."""
         if type(opts) is not dist.BroadcastOptions:
             tensors, opts = list_tensors(tensors), make_options("broadcast", opts, more, named)
         copies = CopiesBack()
         starts: list[Start] = [
-            partial(self.comm.broadcast, copies.prepare_output(each, as_bytes=True), opts.rootRank)
-            for each in list_plain(tensors)
+            partial(self.comm.broadcast, copies.prepare_output(tensor, as_bytes=True), opts.rootRank)
+            for tensor in list_plain(tensors)
         ]
         return self._start("broadcast", starts, tensors, copies, opts)
 
     def allreduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
-        """Reduce `tensors` in place on all ranks; collective. `opts` are AllreduceOptions or their fields."""
+        """Reduce `tensors` in place on all ranks; return a handle. Collective. `opts`: AllreduceOptions or fields."""
         if type(opts) is not dist.AllreduceOptions:
             tensors, opts = list_tensors(tensors), make_options("allreduce", opts, more, named)
         if tensors[0].is_sparse:
             return self._reduce_sparse(tensors, opts)
         copies, op = CopiesBack(), parse_reduction(opts.reduceOp)
         if opts.asyncOp and self.comm.maps_memory_of_peers and is_called_by_backward():
-            for each in tensors:
-                get_bucket_memory().note(each)
+            for tensor in tensors:
+                get_bucket_memory().note(tensor)
         flat = copies.prepare_separately(tensors)
         return self._start("all_reduce", [partial(self.comm.all_reduce, x, op) for x in flat], tensors, copies, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
-        """Reduce `tensors` in place on all ranks, each once even if it is listed twice; collective.
+        """Reduce `tensors` in place on all ranks, each once even if it is listed twice; return a handle. Collective.
 
         `opts` are AllreduceCoalescedOptions or their fields.
         """
@@ -89,9 +89,10 @@ class GroupOperations:
         return self._start("all_reduce", [partial(self.comm.all_reduce, x, op) for x in flat], tensors, copies, opts)
 
     def _reduce_sparse(self, tensors: Tensors, opts: Any) -> TorchWork:
-        """Replace each sparse tensor by its sum over all ranks; collective. `opts` are AllreduceOptions.
+        """Replace each sparse tensor by its sum over all ranks; return a handle. Collective.
 
-        The call blocks, because the ranks exchange their numbers of values first.
+        `opts` are AllreduceOptions. A sparse all_reduce blocks, because the ranks first exchange how many values each
+        rank has.
         """
         if parse_reduction(opts.reduceOp) != "sum":
             raise ReductionError("all_reduce of sparse tensors only adds; pass ReduceOp.SUM, or x.to_dense()")
@@ -101,36 +102,41 @@ class GroupOperations:
         return self._start("all_reduce", [], tensors, CopiesBack(), opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None, *more: Any, **named: Any) -> TorchWork:
-        """Reduce `tensors` in place at the root, and leave those of other ranks; collective. `opts`: ReduceOptions."""
+        """Reduce `tensors` in place at the root only; return a handle. Collective. `opts`: ReduceOptions or fields."""
         if type(opts) is not dist.ReduceOptions:
             tensors, opts = list_tensors(tensors), make_options("reduce", opts, more, named)
         copies, root, op = CopiesBack(), opts.rootRank, parse_reduction(opts.reduceOp)
         prepare = copies.prepare_output if self.comm.rank == root else copies.prepare_input
-        starts: list[Start] = [partial(self.comm.reduce, prepare(each), root, op) for each in list_plain(tensors)]
+        starts: list[Start] = [partial(self.comm.reduce, prepare(tensor), root, op) for tensor in list_plain(tensors)]
         return self._start("reduce", starts, tensors, copies, opts)
 
     def all_gather_single(self, output: Any, tensor: Any, opts: Any = None) -> TorchWork:
-        """Gather `tensor` of all n ranks in `output`, of shape (n * rows, ...) or (n, rows, ...); collective."""
+        """Gather all n ranks' `tensor` in `output`, of shape (n * rows, ...) or (n, rows, ...); return a handle.
+
+        Collective.
+        """
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Run `all_gather_single` for each pair of `outputs` and `inputs`, as one operation; collective."""
-        copies, starts = CopiesBack(), []
+        """Run `all_gather_single` for each pair of `outputs` and `inputs`; return one handle. Collective."""
+        copies = CopiesBack()
+        starts: list[Start] = []
         for output, tensor in zip(outputs, inputs, strict=True):
             x, out = copies.prepare_input(tensor, as_bytes=True), copies.prepare_output(output, as_bytes=True)
-            starts.append(self._bind_all_gather(_copy_if_overlapping(x, out, self.comm.rank), out))
+            starts.append(partial(self.comm.all_gather, _copy_if_overlapping(x, out, self.comm.rank), out=out))
         return self._start("all_gather_into_tensor", starts, outputs, copies, opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> TorchWork:
         """Gather the tensor `inputs[0]` of all n ranks in the list `outputs[0]` of n tensors on every rank; collective.
 
-        The tensors may differ in size. More than one tensor and list may be passed.
+        The tensors may differ in size. If `inputs` has several tensors, `outputs` has as many lists. Returns a handle.
         """
         outputs, inputs = nest_lists(outputs, inputs)
-        copies, starts = CopiesBack(), []
+        copies = CopiesBack()
+        starts: list[Start] = []
         for listed, tensor in zip(outputs, inputs, strict=True):
             x, out = flatten(copies.prepare_input(tensor, as_bytes=True)), copies.join_outputs(listed)
-            sizes = [count_elements(each) for each in listed]
+            sizes = [count_elements(tensor) for tensor in listed]
             if sizes[self.comm.rank] != x.numel():
                 raise BufferError(
                     f"all_gather: the list has {sizes[self.comm.rank]} elements for this rank, whose tensor has "
@@ -138,27 +144,20 @@ class GroupOperations:
                 )
             counts = None if len(set(sizes)) == 1 else sizes
             at = self.comm.rank if counts is None else None
-            starts.append(self._bind_all_gather(_copy_if_overlapping(x, out, at), out, counts))
+            starts.append(partial(self.comm.all_gather, _copy_if_overlapping(x, out, at), counts=counts, out=out))
         result = outputs[0] if len(outputs) == 1 else outputs
         return self._start("all_gather", starts, result, copies, opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Gather the tensors `inputs` of all ranks; `outputs[r][i]` gets tensor i of rank r. Collective."""
+        """Gather `inputs` of all ranks: `outputs[r][i]` gets tensor i of rank r. Return a handle. Collective."""
         return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
 
-    def _bind_all_gather(self, x: Any, out: Any, counts: list[int] | None = None) -> Start:
-        """Return a function that starts an all-gather of `x` into `out`.
-
-        `counts` are the numbers of elements of all ranks; None if they are equal.
-        """
-        return partial(self.comm.all_gather, x, counts=counts, out=out)
-
     def reduce_scatter_single(self, output: Any, tensor: Any, opts: Any = None) -> TorchWork:
-        """Reduce `tensor`, which has n blocks of rows, and store block r in the `output` of rank r; collective."""
+        """Reduce `tensor`, n blocks of rows, and store block r in `output` of rank r; return a handle. Collective."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Run `reduce_scatter_single` for each pair of `outputs` and `inputs`, as one operation; collective."""
+        """Run `reduce_scatter_single` for each pair of `outputs` and `inputs`; return one handle. Collective."""
         opts = opts or dist.ReduceScatterOptions()
         copies, starts, op = CopiesBack(), [], parse_reduction(opts.reduceOp)
         for output, tensor in zip(outputs, inputs, strict=True):
@@ -171,7 +170,7 @@ class GroupOperations:
     ) -> TorchWork:
         """Reduce the list `inputs[0]` of n tensors, and store tensor r in `outputs[0]` of rank r; collective.
 
-        The tensors of the list may differ in size. `opts` are ReduceScatterOptions or their fields.
+        The tensors of the list may differ in size. `opts` are ReduceScatterOptions or their fields. Returns a handle.
         """
         if type(opts) is not dist.ReduceScatterOptions:
             outputs, inputs = nest_lists(outputs, inputs)
@@ -179,7 +178,7 @@ class GroupOperations:
         copies, starts, op = CopiesBack(), [], parse_reduction(opts.reduceOp)
         for output, listed in zip(outputs, inputs, strict=True):
             x, out = copies.join_inputs(listed), flatten(copies.prepare_output(output))
-            sizes = [count_elements(each) for each in listed]
+            sizes = [count_elements(tensor) for tensor in listed]
             counts = None if len(set(sizes)) == 1 else sizes
             at = self.comm.rank if counts is None else None
             starts.append(self._bind_reduce_scatter(_copy_if_overlapping(x, out, at), out, op, counts))
@@ -188,16 +187,16 @@ class GroupOperations:
     def _bind_reduce_scatter(self, x: Any, out: Any, op: Any, counts: list[int] | None = None) -> Start:
         """Return a function that starts a reduce-scatter of `x` into `out` by the reduction `op`.
 
-        `counts` are the numbers of elements of all blocks; None if they are equal.
+        `counts` has the number of elements of each block; None if these numbers are equal.
         """
         return partial(self.comm.reduce_scatter, flatten(x), op, counts=counts, out=flatten(out))
 
     def all_to_all_single(
         self, output: Any, tensor: Any, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
     ) -> TorchWork:
-        """Send one block of rows of `tensor` to each rank, and receive one from each rank in `output`; collective.
+        """Send a block of rows of `tensor` to each rank, and receive one from each in `output`; return a handle.
 
-        `input_sizes` and `output_sizes` are the rows of the blocks sent and received; empty for equal blocks.
+        `input_sizes` and `output_sizes` are the numbers of rows sent to, and received from, each rank; empty if equal.
         """
         copies, n = CopiesBack(), self.comm.size
         x, out = copies.prepare_input(tensor, as_bytes=True), copies.prepare_output(output, as_bytes=True)
@@ -209,17 +208,17 @@ class GroupOperations:
         return self._start("all_to_all_single", [self._bind_exchange(x, out, sent, received)], [output], copies, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
-        """Send `inputs[r]` to each rank r, and receive `outputs[r]` from it; collective."""
+        """Send `inputs[r]` to each rank r, and receive `outputs[r]` from rank r; return a handle. Collective."""
         copies = CopiesBack()
         x, out = copies.join_inputs(inputs), copies.join_outputs(outputs)
-        sent, received = [count_elements(each) for each in inputs], [count_elements(each) for each in outputs]
+        sent, received = [count_elements(tensor) for tensor in inputs], [count_elements(tensor) for tensor in outputs]
         start = self._bind_exchange(_copy_if_overlapping(x, out, -1), out, sent, received)
         return self._start("all_to_all", [start], outputs, copies, opts)
 
     def _bind_exchange(self, x: Any, out: Any, sent: list[int] | None, received: list[int] | None) -> Start:
         """Return a function that starts an all-to-all of `x` into `out`.
 
-        `sent` and `received` are the elements of the blocks for, and from, each rank; None if all are equal.
+        `sent` and `received` have the number of elements of each sent and received block; None if all blocks are equal.
         """
         return partial(self.comm.all_to_all, flatten(x), counts=sent, out_counts=received, out=flatten(out))
 
@@ -228,7 +227,7 @@ class GroupOperations:
     ) -> TorchWork:
         """Gather the tensor `inputs[0]` of all ranks in the list `outputs[0]` at the root; collective.
 
-        `outputs` is empty on other ranks. `opts` are GatherOptions or their fields.
+        `outputs` is empty on ranks other than the root. `opts` are GatherOptions or their fields. Returns a handle.
         """
         if type(opts) is not dist.GatherOptions:
             outputs, inputs = nest_lists(outputs, inputs)
@@ -238,7 +237,7 @@ class GroupOperations:
         if _is_long(x):
             starts: list[Start] = []
             if rank == root:
-                blocks = [flatten(copies.prepare_output(each, as_bytes=True)) for each in outputs[0]]
+                blocks = [flatten(copies.prepare_output(tensor, as_bytes=True)) for tensor in outputs[0]]
                 self._require_blocks("gather", blocks, x)
                 blocks[rank].copy_(x)
                 starts = [
@@ -259,7 +258,7 @@ class GroupOperations:
     ) -> TorchWork:
         """Send tensor r of the root's list `inputs[0]` to `outputs[0]` of each rank r; collective.
 
-        `inputs` is empty on other ranks. `opts` are ScatterOptions or their fields.
+        `inputs` is empty on ranks other than the root. `opts` are ScatterOptions or their fields. Returns a handle.
         """
         if type(opts) is not dist.ScatterOptions:
             outputs, inputs = nest_lists(outputs, inputs)
@@ -269,7 +268,7 @@ class GroupOperations:
         if _is_long(out):
             starts: list[Start] = [partial(self.comm.irecv, as_array(out), root, LIST_TAG)]
             if rank == root:
-                blocks = [flatten(copies.prepare_input(each, as_bytes=True)) for each in inputs[0]]
+                blocks = [flatten(copies.prepare_input(tensor, as_bytes=True)) for tensor in inputs[0]]
                 self._require_blocks("scatter", blocks, out)
                 others = [(at, _copy_if_overlapping(block, out, -1)) for at, block in enumerate(blocks) if at != rank]
                 out.copy_(blocks[rank])
@@ -280,7 +279,7 @@ class GroupOperations:
 
     def _require_blocks(self, name: str, blocks: Tensors, own: Any) -> None:
         """Raise BufferError unless the list `blocks` has one tensor per rank, each with as many elements as `own`."""
-        sizes = [each.numel() for each in blocks]
+        sizes = [block.numel() for block in blocks]
         if sizes != [own.numel()] * self.comm.size:
             raise BufferError(
                 f"{name}: the list has tensors of {sizes} elements; pass {self.comm.size} tensors of {own.numel()}, "
@@ -288,24 +287,24 @@ class GroupOperations:
             )
 
     def barrier(self, opts: Any = None) -> TorchWork:
-        """Wait until every rank of the group has called `barrier`; collective. `opts` are torch's BarrierOptions."""
+        """Start a barrier; return its handle. Wait for its end unless `opts` are None or asynchronous. Collective."""
         copies = CopiesBack()
         copies.steps = (partial(get_completer().wait_for_dropped, self.comm),)
         return self._start("barrier", [self.comm.barrier], [], copies, opts)
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> TorchWork:
-        """Start to send `tensors` to the rank `dst` of the group; `tag` is the number that the receiver passes, too."""
+        """Start to send `tensors` to rank `dst` of the group; return a handle. The receiver passes the same `tag`."""
         _require_tag(tag)
         copies = CopiesBack()
-        flat = [as_array(copies.prepare_input(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
+        flat = [as_array(copies.prepare_input(tensor, as_bytes=True)) for tensor in list_plain(list_tensors(tensors))]
         starts: list[Start] = [partial(self.comm.isend, x, dst, tag) for x in flat]
         return self._start("send", starts, tensors, copies, None, is_message=True)
 
     def recv(self, tensors: Tensors, src: int | None, tag: int = 0) -> TorchWork:
-        """Start to receive `tensors`, sent with the number `tag`, from the rank `src` of the group (None: any rank)."""
+        """Start to receive `tensors`, sent with `tag`, from rank `src` of the group (None: any); return a handle."""
         _require_tag(tag)
         copies = CopiesBack()
-        flat = [as_array(copies.prepare_output(each, as_bytes=True)) for each in list_plain(list_tensors(tensors))]
+        flat = [as_array(copies.prepare_output(tensor, as_bytes=True)) for tensor in list_plain(list_tensors(tensors))]
         starts: list[Start] = [partial(self.comm.irecv, x, src, tag) for x in flat]
         return self._start("recv", starts, tensors, copies, None, is_message=True)
 
@@ -320,7 +319,7 @@ class GroupOperations:
 
         Args:
             starts: functions that start the parts of the operation `name`, called in this order.
-            result: the tensors that the handle gives as its result; `copies` brings results to the user's tensors.
+            result: the tensors that the handle gives as its result; `copies` copies results to the user's tensors.
             opts: torch's options; an operation without options is asynchronous.
             is_message: whether the parts are sends or receives, which are always asynchronous and start now.
 
@@ -390,15 +389,15 @@ def _is_long(x: Any) -> bool:
 
 
 def _copy_if_overlapping(x: Any, out: Any, block: int | None) -> Any:
-    """Return the input `x`, or a copy of it if it overlaps the output `out` in a way that `overlaps_wrongly` states."""
+    """Return the input `x`, or a copy of `x` if it overlaps the output `out` by the rule of `overlaps_wrongly`."""
     return x.clone() if overlaps_wrongly(x, out, block) else x
 
 
 def _count_block_elements(sizes: Sequence[int], tensor: Any, flat: Any, n: int, name: str) -> list[int]:
-    """Return the numbers of elements of `n` blocks of rows of a tensor; raise BufferError if the sizes do not fit.
+    """Return the number of elements of each of `n` blocks of a tensor; raise BufferError if `sizes` do not match it.
 
     Args:
-        sizes: the rows of each block; empty for equal blocks.
+        sizes: the number of rows of each block; empty for equal blocks.
         tensor: the user's tensor.
         flat: the tensor that is communicated, which may consist of bytes.
         n: the number of ranks.

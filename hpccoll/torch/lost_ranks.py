@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 def find_lost_ranks(group: Any = None) -> list[int]:
     """Return the dead ranks of a group of the backend "hpccoll", after an operation of the group has failed.
 
-    The numbers are ranks of the group, as `torch.distributed.shrink_group` takes them. The list is empty if all ranks
-    live, or if the job was not started with `mpirun --with-ft ulfm`.
+    The returned numbers are ranks of the group, as `torch.distributed.shrink_group` takes them. Returns an empty list
+    if all ranks live, or if the job was not started with `mpirun --with-ft ulfm`.
 
     Args:
-        group: a process group; all ranks if it is None.
+        group: a process group; None means the default group of all ranks.
     """
     return list(find_communicator(group).lost_ranks)
 

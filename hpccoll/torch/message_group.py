@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from hpccoll.torch.backend import HpccollBackend
 from hpccoll.torch.compilation import exempt_from_compilation
 from hpccoll.torch.dispatch_modes import show_operations
 from hpccoll.torch.work import TorchWork
+
+if TYPE_CHECKING:
+    from hpccoll.torch.backend import HpccollBackend
 
 
 @exempt_from_compilation
@@ -26,30 +28,31 @@ class MessageGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     Args:
         backend: the backend of the group.
-        torch_group: the group that torch has made, whose place this group takes.
+        store: torch's key-value store of the group.
         devices: the devices whose tensors the backend communicates.
+        bound_device: the device that torch has bound to the group, or None.
     """
 
-    def __init__(self, backend: HpccollBackend, torch_group: Any, devices: Sequence[Any]) -> None:
-        super().__init__(torch_group.get_group_store(), backend.comm.rank, backend.comm.size)
+    def __init__(self, backend: HpccollBackend, store: Any, devices: Sequence[Any], bound_device: Any) -> None:
+        super().__init__(store, backend.comm.rank, backend.comm.size)
         self._backend = backend  # keeps the Python object alive; torch holds its C++ part only
         kind = dist.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(kind)
         for device in devices:
             self._register_backend(device, kind, backend)
-        if torch_group.bound_device_id:
-            self.bound_device_id = torch_group.bound_device_id
+        if bound_device:
+            self.bound_device_id = bound_device
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the name of the backend, "hpccoll"."""
         return self._backend.getBackendName()
 
     def send(self, tensors: Sequence[Any], dst: int, tag: int = 0) -> TorchWork:
-        """Start to send `tensors` to the rank `dst` of the group; `tag` is the number that the receiver passes, too."""
+        """Start to send `tensors` to rank `dst` of the group; return a handle. The receiver passes the same `tag`."""
         return self._backend.send(tensors, dst, tag)
 
     def recv(self, tensors: Sequence[Any], src: int | None, tag: int = 0) -> TorchWork:
-        """Start to receive `tensors`, sent with the number `tag`, from the rank `src` of the group (None: any rank)."""
+        """Start to receive `tensors`, sent with `tag`, from rank `src` of the group (None: any); return a handle."""
         return self._backend.recv(tensors, src, tag)
 
     def recv_anysource(self, tensors: Sequence[Any], tag: int = 0) -> TorchWork:
@@ -58,10 +61,12 @@ class MessageGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 
 def find_devices(name: str) -> list[Any]:
-    """Return the devices of the group that torch is making now, if `name` is its only backend; else an empty list.
+    """Return the device types of the group that torch is making now, as `torch.device` objects.
 
-    Torch tells a backend nothing about other backends of its group, so this reads the local variable `backend_config`
-    of torch's `_new_process_group_helper` from the call stack.
+    The list is empty if the backend `name` is not the only backend of the group.
+
+    Torch tells a backend nothing about other backends of its group, so this function reads the local variable
+    `backend_config` of torch's `_new_process_group_helper` from the call stack.
     """
     import torch
 

@@ -26,30 +26,24 @@ class MonitoredBarrier:
 
     Each rank sets a key in torch's store; rank 0 waits for all these keys and answers by a key that the other ranks
     wait for.
-
-    Args:
-        store: torch's key-value store of the group.
-        rank: this process's rank in the group.
-        size: the number of ranks of the group.
-        advance: a function that advances the operations in flight of this process, called while a rank waits.
-        calls: the number of barriers so far.
     """
 
-    store: Any
-    rank: int
-    size: int
+    store: Any  # torch's key-value store of the group
+    rank: int  # this process's rank in the group
+    size: int  # the number of ranks of the group
+    # A function that advances the operations in flight of this process, called while a rank waits
     advance: Callable[[], object]
-    calls: int = 0
+    calls: int = 0  # the number of barriers so far
 
     def run(self, timeout: timedelta, *, names_all: bool) -> None:
         """Block until every rank of the group has called `run`; collective.
 
         Args:
-            timeout: the time that the ranks may take.
+            timeout: the time within which every rank must call `run`.
             names_all: whether the error names all missing ranks; it names the lowest one otherwise.
 
         Raises:
-            DistBackendError: on every rank that has called, if a rank did not call in time.
+            DistBackendError: on every rank that has called `run`, if a rank did not call it within `timeout`.
         """
         self.calls += 1
         answer = _COMPLETE
@@ -81,7 +75,7 @@ class MonitoredBarrier:
         return f"monitored_barrier/{self.calls}/{rank}"
 
     def _wait_for_keys(self, keys: list[str], timeout: timedelta) -> set[str]:
-        """Wait until `keys` are set in the store, for up to `timeout`; return those that are still missing."""
+        """Wait until `keys` are set in the store, for up to `timeout`; return the keys that are still missing."""
         missing, clock = set(keys), RunningClock(time.monotonic())
         deadline = clock.read(time.monotonic()) + timeout.total_seconds()
         while missing:
@@ -93,9 +87,9 @@ class MonitoredBarrier:
         return missing
 
     def _forget(self) -> None:
-        """Delete the keys that no rank reads any more; on rank 0.
+        """Delete the keys that no rank reads any more; rank 0 calls this.
 
-        The deleted keys are those of the other ranks in this barrier, and that of rank 0 in the barrier before.
+        The deleted keys are the keys of the other ranks in this barrier, and the key of rank 0 in the previous barrier.
         """
         with suppress(RuntimeError):  # some stores keep their keys
             for rank in range(1, self.size):

@@ -6,8 +6,8 @@ import platform
 from datetime import timedelta
 from typing import Final
 
+from hpccoll.processes.start_limit import kill_after
 from hpccoll.runtime import job
-from hpccoll.runtime.start_limit import kill_after
 
 INIT: Final = "init_process_group"
 LAUNCHER: Final = "python -m hpccoll.torch"
@@ -18,7 +18,7 @@ REMEDIES: Final = {
 
 
 def initialize_mpi(timeout: timedelta, caller: str = INIT) -> None:
-    """Initialize MPI unless this was done before; kill this process with a message after `timeout`.
+    """Initialize MPI unless it is initialized; if this takes longer than `timeout`, kill this process with a message.
 
     MPI_Init waits for all ranks of the MPI job, and cannot be interrupted. `caller` is the function that the user has
     called, a key of `REMEDIES`, for the message.

@@ -30,7 +30,6 @@ class HpccollProcessGroup(Shrinkable, GroupOperations, dist.ProcessGroup):  # ty
         dist.ProcessGroup.__init__(self, comm.rank, comm.size)
         self.comm, self.timeout, self._store = comm, timeout, store
         self._name, self._description = "", ""
-        self.global_ranks: list[int] = []  # global ranks before the shrink, of a group that `shrink` made
         self._monitored_barrier = MonitoredBarrier(store, comm.rank, comm.size, advance_operations)
 
     _allgather_base = GroupOperations.all_gather_single
@@ -85,17 +84,22 @@ class HpccollProcessGroup(Shrinkable, GroupOperations, dist.ProcessGroup):  # ty
         """Return this process's rank in the group."""
         return self.comm.rank
 
-    def _make_shrunk(self, comm: Communicator, left: Sequence[int], options: Any) -> HpccollProcessGroup:  # noqa: ARG002
+    def _make_shrunk(self, comm: Communicator, left: Sequence[int], store: Any, options: Any) -> HpccollProcessGroup:  # noqa: ARG002
         """Return a process group over `comm`, whose ranks are the ranks `left` of this group; local."""
-        made, ranks = HpccollProcessGroup(comm, self.timeout, self._store), dist.get_process_group_ranks(self)
+        made, ranks = HpccollProcessGroup(comm, self.timeout, store), dist.get_process_group_ranks(self)
         made.global_ranks = [ranks[rank] for rank in left]
         return made
+
+    def make_process_group(self, name: str, devices: Sequence[Any], bound_device: Any) -> Any:  # noqa: ARG002
+        """Return this group, which is its own process group."""
+        return self
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Block until all ranks have called `monitored_barrier`; raise DistBackendError after a timeout. Collective.
 
-        The error names the first missing rank, or all missing ranks with `wait_all_ranks`. None as `timeout` stands for
-        the group's. `torch.distributed.monitored_barrier` itself refuses this group, because it is not one of Gloo.
+        The error names the first missing rank or, with `wait_all_ranks`, all missing ranks. None as `timeout` stands
+        for the group's timeout. `torch.distributed.monitored_barrier` itself refuses this group, because the group does
+        not use Gloo.
         """
         self._monitored_barrier.run(self.timeout if timeout is None else timeout, names_all=wait_all_ranks)
 

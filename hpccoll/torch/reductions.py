@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from hpccoll.arrays import Reduction
 from hpccoll.errors import ReductionError
-from hpccoll.runtime.arrays import Reduction
 
-# Keys are hashes, because the hash of a `ReduceOp` and of a constant such as `dist.ReduceOp.SUM` is its kind's number.
+# Keys are hashes: a `ReduceOp` and the constant of its kind, such as `dist.ReduceOp.SUM`, have the same hash.
 _NAMES: Final = {
     hash(getattr(dist.ReduceOp, name)): own
     for name, own in {

@@ -16,8 +16,9 @@ BACKEND: Final = "hpccoll"
 def register() -> None:
     """Make the backend "hpccoll" known to torch.distributed; repeated calls do nothing.
 
-    The environment variables RANK, WORLD_SIZE and LOCAL_RANK are set from those of the MPI launcher where they are not
-    set yet, so that scripts written for torchrun read the right values.
+    Unless RANK or WORLD_SIZE is set, RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE are set from the variables of
+    the MPI launcher, so that scripts written for torchrun read the right values. Torch's `env://` rendezvous is
+    extended: unless MASTER_ADDR and MASTER_PORT are set, the ranks agree on both through MPI.
     """
     if not dist.is_available() or BACKEND in dist.Backend.backend_list:
         return
@@ -28,7 +29,7 @@ def register() -> None:
 
 
 def _create_group(options: Any, backend_options: Any) -> Any:
-    """Initialize MPI and return torch's new group: a process group (torch up to 2.13) or a backend (from 2.14).
+    """Initialize MPI and return a new process group, or a backend for a group of several backends (torch from 2.14).
 
     Torch calls the function on the ranks of the group, over which it is collective. `options` are torch's description
     of the group, and `backend_options` the user's `pg_options`, or None.

@@ -1,7 +1,8 @@
 """Lets the MPI job itself tell torch.distributed the rank, the number of ranks and the address of rank 0.
 
 torch.distributed reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the environment (its `env://` rendezvous).
-MPI launchers set the first two under other names. The last two are agreed upon through MPI when the rendezvous begins.
+MPI launchers set RANK and WORLD_SIZE under other names. When the rendezvous begins, the ranks agree on MASTER_ADDR and
+MASTER_PORT through MPI.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ _ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
 def find_rank_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return values for RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE from the variables that mpirun or srun set.
 
-    `environ` are the environment variables. One of torch's variables that is set already is not in the result. The
-    result is empty unless the launcher has set a rank and a number of ranks.
+    `environ` are the environment variables. The result is a dict without the variables that are in `environ` already.
+    Returns an empty dict if the launcher has not set a rank and a number of ranks.
     """
-    found = {}
+    given = {}
     for name, launchers in _NAMES.items():
-        values = [environ[each] for each in launchers if environ.get(each, "").isdecimal()]
+        values = [environ[variable] for variable in launchers if environ.get(variable, "").isdecimal()]
         if values:
-            found[name] = values[0]
-    if "RANK" not in found or "WORLD_SIZE" not in found:
+            given[name] = values[0]
+    if "RANK" not in given or "WORLD_SIZE" not in given:
         return {}
-    return {name: value for name, value in found.items() if name not in environ}
+    return {name: value for name, value in given.items() if name not in environ}
 
 
 def set_rank_variables() -> None:
@@ -55,7 +56,7 @@ def set_rank_variables() -> None:
 def set_variables_by_mpi(environ: MutableMapping[str, str], timeout: timedelta) -> None:
     """Set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE in `environ` to those of the MPI job; collective.
 
-    The function initializes MPI, so it works under any launcher.
+    `set_variables_by_mpi` initializes MPI, so it works under any launcher.
 
     Raises:
         DistBackendError: a rank has not called the function within `timeout`.
@@ -78,7 +79,8 @@ def set_variables_by_mpi(environ: MutableMapping[str, str], timeout: timedelta) 
 def extend_env_rendezvous() -> None:
     """Let torch's `env://` rendezvous find MASTER_ADDR and MASTER_PORT through MPI where they are not set.
 
-    A torch without the table of rendezvous handlers is left as it is; its users set the two variables themselves.
+    A version of torch without the table of rendezvous handlers is not changed; its users must set MASTER_ADDR and
+    MASTER_PORT.
     """
     handlers = getattr(sys.modules["torch.distributed.rendezvous"], "_rendezvous_handlers", {})
     original: Callable[..., Any] | None = handlers.get("env")
@@ -87,9 +89,10 @@ def extend_env_rendezvous() -> None:
 
     @wraps(original)
     def rendezvous(url: str, **options: Any) -> Any:
-        """Run torch's rendezvous handler; MASTER_ADDR and MASTER_PORT are set by MPI if missing. Yield its results.
+        """Yield the results of torch's own rendezvous, after MPI has set MASTER_ADDR and MASTER_PORT if one is missing.
 
-        The two variables are unset again afterwards, because the next group of all ranks needs another free port.
+        Afterwards, MASTER_ADDR and MASTER_PORT get their old values back, because the next group of all ranks needs
+        another port.
         """
         if _ADDRESS in os.environ and _PORT in os.environ:
             yield from original(url, **options)
@@ -97,12 +100,12 @@ def extend_env_rendezvous() -> None:
         before = {name: os.environ[name] for name in (_ADDRESS, _PORT) if name in os.environ}
         set_address_variables(options.get("timeout", default_pg_timeout))
         try:
-            found = next(original(url, **options))
+            address = next(original(url, **options))
         finally:
             for name in (_ADDRESS, _PORT):
                 del os.environ[name]
             os.environ.update(before)
-        yield found
+        yield address
 
     handlers["env"] = rendezvous
 
@@ -110,7 +113,8 @@ def extend_env_rendezvous() -> None:
 def set_address_variables(timeout: timedelta) -> None:
     """Set MASTER_ADDR and MASTER_PORT to a free port of rank 0's host; collective over MPI.COMM_WORLD.
 
-    Without an MPI launcher, the process is a job of one rank, and RANK and WORLD_SIZE are set accordingly.
+    RANK and WORLD_SIZE are set to those of the MPI job if they are missing. Without an MPI launcher, the process is a
+    job of one rank.
 
     Raises:
         DistBackendError: a rank has not called the function within `timeout`.

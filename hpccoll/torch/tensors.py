@@ -13,8 +13,8 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from hpccoll.arrays import DTYPES
 from hpccoll.errors import BufferError
-from hpccoll.runtime.arrays import DTYPES
 
 PLAIN_TYPES: Final = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = {getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
@@ -22,12 +22,12 @@ _ONLY_IN_TORCH = {torch.bfloat16}
 
 
 def is_sent_as_bytes(x: Any) -> bool:
-    """Whether hpccoll has no such dtype (float8, for example), and can only move the bytes of the tensor `x`."""
+    """Whether hpccoll lacks the dtype of the tensor `x` (float8, for example), and can only move its bytes."""
     return x.dtype not in _DTYPES
 
 
 def count_elements(x: Any) -> int:
-    """Return the number of elements of a tensor, or its bytes if hpccoll has no such dtype and sends it as bytes."""
+    """Return the number of elements of a tensor, or the number of its bytes if hpccoll sends its dtype as bytes."""
     return x.numel() if x.dtype in _DTYPES else x.nbytes  # type: ignore[no-any-return]
 
 
@@ -37,9 +37,10 @@ def flatten(x: Any) -> Any:
 
 
 def as_array(x: Any) -> Any:
-    """Return a NumPy array over the memory of a contiguous tensor, or the tensor itself if NumPy has no such dtype.
+    """Return a NumPy array over the memory of a contiguous tensor.
 
-    Native code sends and receives arrays, but no tensors.
+    A tensor on a GPU, or of a dtype that NumPy lacks, is returned as it is. hpccoll's C extension sends and receives
+    NumPy arrays, but no tensors.
     """
     return x.numpy() if x.is_cpu and x.dtype not in _ONLY_IN_TORCH else x
 
@@ -52,15 +53,15 @@ class CopiesBack:
     def prepare_input(self, x: Any, *, as_bytes: bool = False) -> Any:
         """Return a contiguous tensor with the values of `x`.
 
-        With `as_bytes`, it is a tensor of bytes if hpccoll has no such dtype.
+        With `as_bytes`, the result is a tensor of bytes if hpccoll lacks the dtype of `x`.
         """
         plain = _as_plain(x).contiguous()
         return plain if not as_bytes or plain.dtype in _DTYPES else plain.reshape(-1).view(torch.uint8)
 
     def prepare_output(self, x: Any, *, as_bytes: bool = False) -> Any:
-        """Return `x`, or a contiguous copy of `x` that is copied back at the end.
+        """Return `x`, or a contiguous copy of `x` that is copied back to `x` at the end of the operation.
 
-        With `as_bytes`, it is a tensor of bytes if hpccoll has no such dtype.
+        With `as_bytes`, the result is a tensor of bytes if hpccoll lacks the dtype of `x`.
         """
         plain = _as_plain(x)
         if not plain.is_contiguous() or (plain is not x and (x.is_conj() or x.is_neg())):
@@ -71,12 +72,12 @@ class CopiesBack:
     def prepare_separately(self, tensors: Sequence[Any]) -> list[Any]:
         """Return contiguous tensors in which an operation stores results for `tensors`.
 
-        A wrapper, such as torch's TwoTensor, is replaced by the tensors in it. Tensors that overlap earlier ones are
-        copied, and copied back at the end.
+        A wrapper, such as torch's TwoTensor, is replaced by the tensors in it. A tensor that overlaps an earlier one of
+        the list is replaced by a copy, which is copied back at the end of the operation.
         """
         flat = []
-        for each in list_plain(tensors):
-            flat.append(self.prepare_output(each))  # noqa: PERF401 - a comprehension is slower for a single tensor
+        for tensor in list_plain(tensors):
+            flat.append(self.prepare_output(tensor))  # noqa: PERF401 - a comprehension is slower for a single tensor
         if len(flat) > 1:
             self._copy_overlapping(flat)
         return flat
@@ -86,7 +87,7 @@ class CopiesBack:
         by_storage: dict[int, list[Any]] = {}
         for at, x in enumerate(flat):
             earlier = by_storage.setdefault(x.untyped_storage().data_ptr(), [])
-            if any(overlaps_wrongly(each, x, -1) for each in earlier):
+            if any(overlaps_wrongly(other, x, -1) for other in earlier):
                 flat[at] = copy = x.clone()
                 self.steps = *self.steps, partial(x.copy_, copy)
             else:
@@ -96,25 +97,25 @@ class CopiesBack:
         """Return a flat tensor with the values of a list of tensors; without a copy if they are adjacent in memory."""
         flat = find_flat(tensors)
         if flat is None:
-            flat = torch.cat([_as_plain(each).reshape(-1) for each in tensors])
+            flat = torch.cat([_as_plain(tensor).reshape(-1) for tensor in tensors])
         return flat.view(torch.uint8) if is_sent_as_bytes(flat) else flat
 
     def join_outputs(self, tensors: Sequence[Any]) -> Any:
-        """Return a flat tensor of the size of a list of tensors, whose blocks are copied to the tensors at the end.
+        """Return a flat tensor with room for a list of tensors; its blocks are copied to the list's tensors at the end.
 
         If the tensors are adjacent in memory, the flat tensor is their own memory.
         """
         flat = find_flat(tensors)
         if flat is None:
-            flat = tensors[0].new_empty(sum(each.numel() for each in tensors))
+            flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
             self.steps = *self.steps, lambda: split_into(flat, tensors)
         return flat.view(torch.uint8) if is_sent_as_bytes(flat) else flat
 
 
 def split_into(flat: Any, tensors: Sequence[Any]) -> None:
     """Copy consecutive blocks of the one-dimensional tensor `flat` into `tensors`, one after the other."""
-    for block, each in zip(flat.split([each.numel() for each in tensors]), tensors, strict=True):
-        each.detach().copy_(block.view(each.shape))
+    for block, tensor in zip(flat.split([tensor.numel() for tensor in tensors]), tensors, strict=True):
+        tensor.detach().copy_(block.view(tensor.shape))
 
 
 def find_flat(tensors: Sequence[Any]) -> Any | None:
@@ -127,12 +128,12 @@ def find_flat(tensors: Sequence[Any]) -> Any | None:
     storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
     adjacent = True
     for given in tensors:
-        each = given if type(given) in PLAIN_TYPES and given.layout is torch.strided else _as_plain(given)
-        if each.dtype is not first.dtype:
-            raise BufferError(f"the list has tensors of {first.dtype} and {each.dtype}; pass tensors of one dtype")
-        adjacent = adjacent and each.is_contiguous() and each.untyped_storage().data_ptr() == storage
-        adjacent = adjacent and each.storage_offset() == offset and not (given.is_conj() or given.is_neg())
-        offset += each.numel()
+        plain = given if type(given) in PLAIN_TYPES and given.layout is torch.strided else _as_plain(given)
+        if plain.dtype is not first.dtype:
+            raise BufferError(f"the list has tensors of {first.dtype} and {plain.dtype}; pass tensors of one dtype")
+        adjacent = adjacent and plain.is_contiguous() and plain.untyped_storage().data_ptr() == storage
+        adjacent = adjacent and plain.storage_offset() == offset and not (given.is_conj() or given.is_neg())
+        offset += plain.numel()
     return first.as_strided((offset - first.storage_offset(),), (1,)) if adjacent else None
 
 
@@ -142,8 +143,8 @@ def overlaps_wrongly(x: Any, out: Any, block: int | None) -> bool:
     Args:
         x: the input.
         out: the output.
-        block: the number of the block of the longer tensor that the shorter one may be; None if they may only begin at
-            the same address; -1 if no overlap is allowed.
+        block: the index of the block of the longer tensor that may be the memory of the shorter tensor; None if
+            overlapping tensors must begin at the same address; -1 if no overlap is allowed.
     """
     if x.untyped_storage().data_ptr() != out.untyped_storage().data_ptr():
         return False
@@ -157,8 +158,8 @@ def overlaps_wrongly(x: Any, out: Any, block: int | None) -> bool:
 
 def list_plain(tensors: Sequence[Any]) -> Sequence[Any]:
     """Return `tensors` with each wrapper, such as torch's TwoTensor, replaced by the tensors in it."""
-    for each in tensors:
-        if type(each) not in PLAIN_TYPES:
+    for tensor in tensors:
+        if type(tensor) not in PLAIN_TYPES:
             return [inner for given in tensors for inner in _list_wrapped(given)]
     return tensors
 
@@ -166,7 +167,7 @@ def list_plain(tensors: Sequence[Any]) -> Sequence[Any]:
 def _list_wrapped(x: Any) -> list[Any]:
     """Return the tensors in a wrapper, such as torch's TwoTensor, or `[x]` for a plain tensor.
 
-    For the result of a functional collective, it waits until the collective is complete.
+    For the result of a functional collective, the call waits until the collective is complete.
     """
     if type(x) in PLAIN_TYPES:
         return [x]

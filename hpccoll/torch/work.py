@@ -1,6 +1,6 @@
 """The handle that torch.distributed gets for an operation.
 
-A lock lets one thread at a time call hpccoll. A thread that blocks inside a collective holds this lock until the end of
+A lock lets one thread at a time call hpccoll. A thread that blocks inside a collective holds the lock until the end of
 the collective, so only the main thread may block there: if two threads blocked in different orders on two ranks, the
 ranks would wait for each other forever.
 """
@@ -66,7 +66,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         """Run the operation to its end; only the main thread may call this. The arguments are those of `begin`.
 
         Raises:
-            DistBackendError: the operation failed, or the time is up.
+            DistBackendError: the operation failed or exceeded its timeout.
         """
         self._result, progress = result, get_progress()
         try:
@@ -96,14 +96,14 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         *,
         is_message: bool,
     ) -> None:
-        """Start the operation without waiting for its end; an error is raised by `wait`, except wrong arguments.
+        """Start the operation without waiting for its end; `wait` raises all errors except those of wrong arguments.
 
         Args:
             name: the operation, for error messages.
             starts: functions that start the parts of the operation, called in this order.
             result: the tensors of the operation, which `result` and the future return.
             finish: called once at the end, to move results to the user's tensors.
-            timeout: the time that the start of a collective may take, and a wait if the user gives no time.
+            timeout: the time limit for the start of a collective, and for a wait whose caller gives no time limit.
             is_message: whether the parts are sends or receives, which start without waiting and return a `Work`.
         """
         self._result, self._name, self.comm, self._finish, self._timeout = result, name, comm, finish, timeout
@@ -138,10 +138,10 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return WaitTimeoutError(_explain_wait(comm, timeout))
 
     def wait(self, timeout: timedelta = NOT_GIVEN) -> bool:
-        """Block until the operation is complete; return True. `timeout` replaces the operation's own timeout.
+        """Block until the operation is complete; return True. A `timeout` above zero replaces the operation's timeout.
 
         Raises:
-            DistBackendError: the operation failed, or the time is up.
+            DistBackendError: the operation failed or exceeded its timeout.
         """
         if not (self._done or self._advance()):
             self._poll(timeout or self._timeout)
@@ -151,13 +151,13 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         return True
 
     def wait_unrecorded(self) -> None:
-        """Block until the operation is complete, without an entry in the flight recorder, which the caller has made."""
+        """Block until the operation is complete; the caller has already entered the wait in the flight recorder."""
         self._poll(self._timeout, is_recorded=False)
 
     def _poll(self, timeout: timedelta, *, is_recorded: bool = True) -> None:
         """Advance all operations of the process until this operation is done; raise DistBackendError after `timeout`.
 
-        `is_recorded` is whether the flight recorder states the wait.
+        `is_recorded` is whether this method enters the wait in the flight recorder.
         """
         clock, backoff = RunningClock(time.monotonic()), get_progress().make_backoff()
         deadline = clock.read(time.monotonic()) + timeout.total_seconds()
@@ -221,7 +221,7 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
         self.wait()
 
     def source_rank(self) -> int:
-        """Return the rank (in the group) of the sender of a received message; -1 for other operations."""
+        """Return the rank that sent a received message; -1 before the message has arrived and for other operations."""
         return -1 if self._source is None else self._source
 
     _source_rank = source_rank
@@ -229,8 +229,8 @@ class TorchWork(dist._Work):  # type: ignore[misc]  # noqa: SLF001 - torch has n
     def get_future(self) -> Any:
         """Return a torch future of the operation's tensors, which is completed in this call or by a thread.
 
-        The call waits up to `BRIEF_S` seconds for a collective within one node. The future gets the error of a failed
-        operation, also if the operation exceeds its timeout.
+        For a collective within one node, `get_future` waits up to `BRIEF_S` seconds for its end. The future gets the
+        error of a failed operation, also if the operation exceeds its timeout.
         """
         if self._future is None:
             # C++ code sees the exception of a continuation, but not one that `Future.set_exception` has set.
@@ -284,7 +284,8 @@ class InFlightWork(TorchWork):
     """The handle of an operation that may still be in flight when the handle is dropped.
 
     C++ code, such as that of `DistributedDataParallel.join`, may keep the C++ part of a handle alone, and wait for it
-    later. This would block forever without the Python part, so a dropped handle is kept until `wait` has returned.
+    later. Without its Python part, a handle never becomes complete, so a dropped handle is kept until `wait` has
+    returned.
     """
 
     def __del__(self) -> None:

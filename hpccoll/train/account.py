@@ -1,7 +1,7 @@
-"""The account of a mesh: bytes sent, times and peak memory of its training steps, measured, simulated and estimated.
+"""Compares bytes sent, times and peak memory of the training steps on a mesh: measured, simulated and estimated.
 
-Simulation and estimate use a machine model that is measured first. The machine model's FLOP/s are those of a rank that
-trains the same model alone, while every other rank does so too. The cost of messages in the machine model comes from
+The simulation and the estimate use a machine model that is measured first. For the FLOP/s of the machine model, every
+rank trains a copy of the whole model, all ranks at the same time. The cost of messages in the machine model comes from
 small and large all_reduces.
 """
 
@@ -43,9 +43,10 @@ LARGE = 2**20  # elements of a large all_reduce
 
 
 def measure_machine(comm: Communicator, options: TrainOptions) -> Machine:
-    """Return a machine model of the machine on which the ranks of `comm` run, measured by training; collective.
+    """Measure training steps and all_reduces; return FLOP/s, latency, bandwidth and memory of a rank as a `Machine`.
 
-    The FLOP/s are the slowest rank's, in whole training steps on one rank, including the optimizer.
+    Collective. Each rank trains a copy of the whole model for some steps, without communication. The FLOP/s are those
+    of the slowest rank, and the time of a training step includes the optimizer.
     """
     alone = replace(options, batch=max(options.batch // comm.size, 1), steps=CALIBRATED_STEPS, microbatches=1)
     alone = replace(alone, sequence_parallel=False, schedule="1f1b", survive=False)
@@ -65,9 +66,9 @@ def measure_machine(comm: Communicator, options: TrainOptions) -> Machine:
 
 
 def _time_all_reduce(comm: Communicator, elements: int) -> float:
-    """Return the median seconds of an all_reduce of `elements` float32 values; each call counts with its slowest rank.
+    """Return the median seconds of an all_reduce of `elements` float32 values. Collective over `comm`.
 
-    Collective over `comm`.
+    The time of a call is that of its slowest rank.
     """
     x, times = torch.ones(elements), []
     for _ in range(CALIBRATED_CALLS):
@@ -86,7 +87,7 @@ def run_account(
     machine: Machine,
     on_step: Callable[[TrainStepRecord], None],
 ) -> TrainAccountRecord:
-    """Train on a mesh; return its bytes, times and memory as measured, simulated and estimated; collective."""
+    """Train on a mesh; return a record of bytes, times and memory: measured, simulated and estimated. Collective."""
     even_setup, routing = make_training_setup(options, mesh), None
     trainer = Trainer(comm, mesh, options)
     steps = []
@@ -97,7 +98,7 @@ def run_account(
     trainer.close()
     assert trainer.allocated_bytes is not None  # noqa: S101 - the first step on a CPU measures them
     setup = replace(even_setup, routing=routing)
-    estimate, even_estimate = (make_estimate(each, machine, efficiency=1) for each in (setup, even_setup))
+    estimate, even_estimate = (make_estimate(own_setup, machine, efficiency=1) for own_setup in (setup, even_setup))
     simulated = simulate_step(setup, machine, estimate.traffic, options.bucket_bytes)
     peaks = estimate.memory.total, even_estimate.memory.total
     return TrainAccountRecord(
@@ -120,8 +121,8 @@ def run_account(
 def gather_routing(comm: Communicator, mesh: Mesh, routed: Sequence[Any]) -> ExpertRouting | None:
     """Return how many rows of tokens each rank sent to the experts of each rank in a step; None without experts.
 
-    Collective. `routed` has this rank's kept choices of each expert, shape (experts), for each forward pass of a
-    mixture of experts.
+    Collective. `routed` has a tensor of shape (experts) for each forward pass of a mixture of experts: the number of
+    this rank's tokens that are sent to each expert.
     """
     if not routed:
         return None
@@ -135,9 +136,9 @@ def gather_routing(comm: Communicator, mesh: Mesh, routed: Sequence[Any]) -> Exp
 
 
 def _make_bytes_entry(quantity: str, measured: float, simulated: float, estimated: float, even: float) -> AccountEntry:
-    """Return the account's entry of a quantity in bytes: measured, simulated, estimated.
+    """Return the `AccountEntry` of a quantity in bytes, with its measured, simulated and estimated values.
 
-    `even` is the estimate for tokens that choose experts evenly.
+    `even` is the estimate for tokens that choose experts evenly; the entry omits it if it equals `estimated`.
     """
     return AccountEntry(quantity, measured, simulated, estimated, None if even == estimated else even)
 
@@ -145,7 +146,7 @@ def _make_bytes_entry(quantity: str, measured: float, simulated: float, estimate
 def _list_bytes(
     step: TrainStepRecord, simulated: SimulatedStep, estimate: Estimate, even_estimate: Estimate
 ) -> list[AccountEntry]:
-    """Return an entry per collective with the bytes that a rank sends in a step: measured, simulated and estimated.
+    """Return the bytes that a rank sends in a step, measured, simulated and estimated: one entry per operation.
 
     `even_estimate` assumes that tokens choose experts evenly.
     """
@@ -155,8 +156,8 @@ def _list_bytes(
             totals[collective][0] += nbytes
     for plan in simulated.traffic:
         totals[plan.collective][1] += plan.sent_bytes
-    for column, each in ((2, estimate), (3, even_estimate)):
-        for formula in each.traffic:
+    for column, estimated in ((2, estimate), (3, even_estimate)):
+        for formula in estimated.traffic:
             totals[formula.collective][column] += formula.sent_bytes
     return [_make_bytes_entry(f"{collective} bytes", *values) for collective, values in sorted(totals.items())]
 
@@ -164,9 +165,9 @@ def _list_bytes(
 def _list_times(
     steps: Sequence[TrainStepRecord], simulated: SimulatedStep, estimate: Estimate, setup: TrainingSetup
 ) -> list[AccountEntry]:
-    """Return entries for the time of a step and its shares of communication and idle time.
+    """Return entries for the step time, its fractions of communication and exposed communication, and the bubble.
 
-    Waits count as communication.
+    Waits for other ranks count as communication.
     """
     estimated = estimate.time
     total_s, idle_s = estimated.total_s, estimated.idle_s

@@ -1,4 +1,4 @@
-"""The bytes of a rank's tensors in a training step on a CPU, by content.
+"""The bytes of a rank's tensors in a training step on a CPU: weights, gradients, activations and so on.
 
 The caller lists the tensors of the training state. All other tensors are observed: a dispatch mode of torch sees which
 storages each operation of the forward and the backward pass allocates, and when they are freed. Memory inside an
@@ -29,8 +29,8 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no typ
 
     def __init__(self) -> None:
         super().__init__()
-        self.events: list[tuple[int, int]] = []  # number of the storage; its bytes, negative if it was freed
-        self._numbers: dict[int, int] = {}  # by the address of a living storage; -1 if the body did not allocate it
+        self.events: list[tuple[int, int]] = []  # per event: number of the storage, and its bytes, negative when freed
+        self._numbers: dict[int, int] = {}  # number by address of each living storage; -1: allocated before
         self._counter = itertools.count()
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -56,13 +56,13 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no typ
         weakref.finalize(storage, self._remove_storage, address, number, nbytes).atexit = False
 
     def _remove_storage(self, address: int, number: int, nbytes: int) -> None:
-        """Log that a storage was freed; `number` is -1 if it existed before the context manager's body."""
+        """Log that a storage was freed; `number` is -1 if the storage existed before the context manager's body."""
         self._numbers.pop(address, None)
         if number >= 0:
             self.events.append((number, -nbytes))
 
     def is_older(self, address: int) -> bool:
-        """Whether the storage at `address` was allocated before the body of the context manager began."""
+        """Whether the storage at `address` was allocated before the body began, or no operation of the body used it."""
         return self._numbers.get(address, -1) < 0
 
     def compute_peak(self, left_out: Iterable[int] = ()) -> int:
@@ -73,13 +73,14 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[misc] # torch has no typ
 
 
 def measure_allocated_bytes(log: AllocationLog, lasting: Mapping[str, Iterable[Any]]) -> AllocatedBytes:
-    """Return the bytes that a training step allocated, by content.
+    """Return the bytes of weights, gradients, activations and so on in a step; activations and the total are peaks.
 
-    Buffers that the first step allocates count throughout, because later steps begin with them.
+    The total always includes the buffers that the first step allocates, because later steps begin with these buffers.
 
     Args:
         log: the log of the whole step.
-        lasting: the tensors that outlive the step, by field of `AllocatedBytes`; a storage counts in its first field.
+        lasting: the tensors that outlive the step, by field of `AllocatedBytes`. A storage that several fields list
+            counts only in the first of these fields.
     """
     by_kind: dict[str, dict[int, int]] = {}
     for name, tensors in lasting.items():
@@ -89,7 +90,7 @@ def measure_allocated_bytes(log: AllocationLog, lasting: Mapping[str, Iterable[A
     buffers = by_kind.get("buffers", {})
     before = sum(nbytes for address, nbytes in every.items() if address in buffers or log.is_older(address))
     return AllocatedBytes(
-        **{name: sum(each.values()) for name, each in by_kind.items()},
+        **{name: sum(sizes.values()) for name, sizes in by_kind.items()},
         activations=log.compute_peak(left_out=every),
         total=before + log.compute_peak(left_out=buffers),
     )

@@ -64,7 +64,7 @@ class CheckpointFile(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """The contents of a checkpoint's `manifest.json`: the fields of `Checkpoint`, and size and checksum of files."""
+    """The contents of a checkpoint's `manifest.json`: step, samples, options, and size and checksum of each file."""
 
     schema: str
     step: int
@@ -80,9 +80,9 @@ class DamagedCheckpointError(Exception):
 class CheckpointDirectory:
     """The directory of the option --checkpoint, which one job at a time uses; `close` releases it.
 
-    The constructor creates the directory, and waits for the end of another job that uses it, for up to `limit_s`
-    seconds: a job that is requeued may start before the processes of its lost node have ended. The constructor raises
-    UsageError if the directory cannot be used.
+    The constructor creates the directory. If another job uses the directory, the constructor waits up to `limit_s`
+    seconds for the end of that job: after the loss of a node, a requeued job may start before all processes of its
+    first run have ended. The constructor raises UsageError if the directory cannot be used.
     """
 
     def __init__(self, path: str | Path, limit_s: float = LOCK_LIMIT_S) -> None:
@@ -104,7 +104,7 @@ class CheckpointDirectory:
             )
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, delete unfinished ones and all but the KEPT newest, and return the new path.
+        """Write a checkpoint, delete unfinished ones and all but the KEPT newest, and return the new directory.
 
         Raises UsageError if the disk is full or the directory not writable; earlier checkpoints stay intact.
         """
@@ -125,10 +125,10 @@ class CheckpointDirectory:
         return target
 
     def load_newest(self, identity: Mapping[str, Any]) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest intact checkpoint and a warning per damaged one; None if the directory has no checkpoint.
+        """Return the pair of the newest intact checkpoint and a list of warnings, one per damaged checkpoint.
 
-        Raises UsageError if all checkpoints are damaged, or the newest intact one was written with options that differ
-        from `identity`.
+        The checkpoint is None if the directory has none. Raises UsageError if all checkpoints are damaged, or the
+        newest intact one was written with options that differ from `identity`.
         """
         damaged: list[str] = []
         for directory in self._list_checkpoints():
@@ -159,7 +159,10 @@ class CheckpointDirectory:
 
 
 def _write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write the files of a checkpoint and then its manifest to a new directory, flushed to disk; raise OSError."""
+    """Write the files of a checkpoint and then its manifest to a new directory, flushed to disk.
+
+    Raises OSError if a file cannot be written.
+    """
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings():
@@ -179,10 +182,9 @@ def _write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def _read_manifest(directory: Path) -> CheckpointManifest:
-    """Return the manifest of the checkpoint in `directory`, after comparing all files with their sizes and checksums.
+    """Return the manifest of the checkpoint in `directory`, after verifying the size and checksum of every file.
 
-    Raises:
-        DamagedCheckpointError: the manifest or a file is missing, or does not have the recorded contents.
+    Raises DamagedCheckpointError if the manifest or a file is missing, or does not have the recorded contents.
     """
     try:
         manifest = msgspec.json.decode(read_limited(directory / MANIFEST, MOST_BYTES), type=CheckpointManifest)
@@ -207,14 +209,14 @@ def _read_manifest(directory: Path) -> CheckpointManifest:
 def _read_tensors(directory: Path) -> dict[str, Any]:
     """Return the tensors of the checkpoint in `directory` by name.
 
-    Raises DamagedCheckpointError if they are unreadable.
+    Raises DamagedCheckpointError if the tensors cannot be read.
     """
     import torch
     import torch.distributed.checkpoint as dcp
 
     reader = dcp.FileSystemReader(directory)
     stored = reader.read_metadata().state_dict_metadata
-    tensors = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in stored.items()}
+    tensors = {name: torch.empty(meta.size, dtype=meta.properties.dtype) for name, meta in stored.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         try:
@@ -242,7 +244,7 @@ def _sync_directory(path: Path) -> None:
 def _require_identity(file: Path, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise UsageError, naming the options that differ, if a checkpoint was written with other options.
 
-    `actual` are the options in the checkpoint, and `expected` those of this run.
+    `file` is the directory of the checkpoint, `actual` are its options, and `expected` those of this run.
     """
     differing = [name for name in expected if actual.get(name) != expected[name]]
     if differing:

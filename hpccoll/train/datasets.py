@@ -15,9 +15,9 @@ MAX_BRIGHTNESS = 16  # of a pixel of a digit
 
 
 def make_course_samples(width: int) -> tuple[Samples, Samples]:
-    """Return training and held-out samples: random vectors (n, width), whose targets are the tanh of a linear map.
+    """Return the training and the held-out samples: random vectors (n, width) and, as targets, functions of them.
 
-    The map is random as well.
+    The target of a vector x is tanh(x W) with a random matrix W. Calls with the same width return the same samples.
     """
     generator = np.random.default_rng(0)
     weight = generator.standard_normal((width, width)) / width**0.5
@@ -28,7 +28,7 @@ def make_course_samples(width: int) -> tuple[Samples, Samples]:
 
 
 def load_digits() -> tuple[Samples, Samples]:
-    """Return training and held-out samples of the 1,797 handwritten digits of digits.md.
+    """Return the training and the held-out samples of the 1,797 handwritten digits that digits.md describes.
 
     The inputs are images of 64 values in 0..1, and the targets are the digits 0 to 9.
     """

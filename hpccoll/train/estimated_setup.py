@@ -21,9 +21,9 @@ OPTIMIZER_NAMES = {"adamw": "adam", "sgd": "sgd"}
 
 
 def make_training_setup(options: TrainOptions, mesh: Mesh) -> TrainingSetup:
-    """Return the input of the estimates of hpccoll/sizing for a training run with `options` on a mesh.
+    """Return a training run with `options` on a mesh as a `TrainingSetup`, the input of the formulas of hpccoll/sizing.
 
-    Raises UsageError unless the mesh divides the batch and a GPT evenly.
+    Raises UsageError if the mesh does not divide the batch or a GPT evenly, or if the schedule is from a file.
     """
     model = options.model
     if is_schedule_file(options.schedule):

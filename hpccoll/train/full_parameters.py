@@ -24,14 +24,8 @@ def gather_shards(
 ) -> list[list[Any]] | None:
     """Gather the tensors of every rank's shards on rank 0; blocking, collective over `comm`, all ranks of the mesh.
 
-    Args:
-        comm: a communicator of all ranks of the mesh.
-        mesh: the arrangement of the ranks.
-        model: the model, which knows the shapes of all shards.
-        own: this rank's tensors (parameters or gradients) in the order of `list_shards`, all of one dtype.
-
-    Returns:
-        On rank 0, a list of the tensors of its shards for each rank, on the CPU; None on other ranks.
+    `own` has this rank's tensors (parameters or gradients) in the order of `list_shards`, all of one dtype. Returns, on
+    rank 0, one list per rank, with the tensors of that rank's shards on the CPU; None on other ranks.
     """
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in own]).cpu()
     if comm.rank != 0:
@@ -51,7 +45,7 @@ def gather_shards(
 def assemble_parameters(mesh: Mesh, model: TrainedModel[Any], by_rank: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return the full parameters by name, assembled from all ranks' shards (`by_rank`, from `gather_shards`).
 
-    Of replicas, the lowest rank's is used.
+    If several ranks have the same shard, the lowest rank's is used.
     """
     full = {
         shard.name: torch.empty(shard.full_shape, dtype=by_rank[0][0].dtype) for shard in model.list_full_parameters()
@@ -63,9 +57,9 @@ def assemble_parameters(mesh: Mesh, model: TrainedModel[Any], by_rank: Sequence[
 
 
 def join_name(prefix: str, name: str) -> str:
-    """Return the name of a tensor in a checkpoint: a parameter's `name` after `prefix`, the name of an optimizer state.
+    """Return the name that a checkpoint gives to a parameter or to one of its optimizer states: `prefix/name`.
 
-    The prefix is empty for the parameter itself.
+    `name` is the parameter's name. `prefix` is the name of the optimizer state, or empty for the parameter itself.
     """
     return f"{prefix}/{name}" if prefix else name
 
@@ -75,10 +69,8 @@ def broadcast_parameters(
 ) -> dict[str, Any]:
     """Return rank 0's full tensors on every rank, by the name of their parameter; collective over `comm`.
 
-    Args:
-        model: the model, which knows the names and shapes of its parameters.
-        full: on rank 0, all tensors by `join_name` of a prefix and a parameter's name; None on other ranks.
-        prefix: empty for the parameters, or the name of a state of the optimizer.
+    `full` has, on rank 0, all tensors by the names that `join_name` returns; None on other ranks. `prefix` is empty for
+    the parameters, or the name of a state of the optimizer.
     """
     shards = model.list_full_parameters()
     flat = (

@@ -7,9 +7,10 @@ its gradient is the sum over both. With sequence parallelism, each rank of tp ha
 between the attentions and the MLPs. The ranks of ep share the experts of each block of a mixture of experts. Each rank
 of cp has some positions of each sample.
 
-Shapes: b samples, t positions (with context parallelism those of the rank), h features, V tokens, a features of a head
-of attention; n = b t, E experts, k choices; sp is the number of ranks that share the tokens between attentions and
-MLPs: tp with sequence parallelism, otherwise 1; in and out are the features of a linear layer's input and output.
+In shapes, b is the number of samples, t of positions (with context parallelism, of this rank's positions), n = b t, h
+of features, V of tokens in the vocabulary, a of features per attention head, E of experts and k of choices per token.
+sp is the number of ranks that share the tokens between attentions and MLPs: tp with sequence parallelism, otherwise 1.
+A linear layer has `in` input features and `out` output features.
 """
 
 from __future__ import annotations
@@ -25,12 +26,7 @@ from torch.nn import functional
 from hpccoll.parallel.context_parallel import attend_around_ring, take_own_positions, take_positions
 from hpccoll.parallel.expert_parallel import add_to_loss, apply_experts, route_tokens
 from hpccoll.parallel.mesh import Mesh, split_evenly
-from hpccoll.parallel.sequence_parallel import (
-    apply_gathered_linears,
-    gather_tokens,
-    sum_to_own_tokens,
-    take_own_tokens,
-)
+from hpccoll.parallel.sequence_parallel import apply_gathered_linears, gather_tokens, sum_to_own_tokens, take_own_tokens
 from hpccoll.parallel.tensor_parallel import copy_to_tensor_parallel, reduce_from_tensor_parallel
 from hpccoll.parallel.vocabulary_parallel import embed_own_vocabulary, sum_cross_entropy
 from hpccoll.parallel.weight_gradients import apply_linear
@@ -42,7 +38,7 @@ from hpccoll.train.text import load_text
 
 SPLIT_BY_OUTPUT = ("query", "key", "value", "up", "gate", "embedding")
 SPLIT_BY_INPUT = ("out", "down")
-INITIAL_DEVIATION = 0.02  # of weights, as in GPT-2
+INITIAL_DEVIATION = 0.02  # standard deviation of the initial weights, as in GPT-2
 
 
 def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
@@ -56,7 +52,7 @@ def list_own_experts(model: GptConfig, mesh: Mesh, rank: int) -> range:
 
 
 def list_stage_names(model: GptConfig, mesh: Mesh, stage: int, experts: range) -> list[str]:
-    """Return the names of a pipeline stage's parameters in the order of use; of experts, only `experts`."""
+    """Return the names of a pipeline stage's parameters in the order of use; of experts, only those in `experts`."""
     blocks = split_evenly(model.layers, mesh.stages)[stage]
     own = ["embedding.weight", "position.weight"] if stage == 0 else []
     every = list(model.list_shapes())
@@ -141,7 +137,7 @@ class GptLayers(RankLayers[GptConfig]):
         return [f"{mlp}.up", f"{mlp}.gate"] if self.config.is_gated else [f"{mlp}.up"]
 
     def _activate(self, features: Sequence[Any]) -> Any:
-        """Return the features inside an MLP: the activation of its first layer, times the other's if it is gated."""
+        """Return the activation of an MLP from the outputs of its first layers: GELU(up), or SiLU(gate) * up."""
         up, *gate = features
         return functional.silu(gate[0]) * up if gate else functional.gelu(up)
 
@@ -174,7 +170,7 @@ class GptLayers(RankLayers[GptConfig]):
         experts = [partial(apply_expert, expert) for expert in self._experts]
         mixed = apply_experts(tokens, replace(routing, weights=weights), experts, self.groups.ep)  # (n, h)
         y = self._reduce(mixed.view(len(x), -1, mixed.shape[1]))  # (b, t/sp, h)
-        share = len(x) / (self.batch * self.mesh.cp)  # of the tokens of a step
+        share = len(x) / (self.batch * self.mesh.cp)  # the group's share of the tokens of a step
         return add_to_loss(y, routing.balance_loss * config.aux_loss_coeff * share)
 
     def _attend(self, block: str, x: Any) -> Any:
@@ -191,11 +187,11 @@ class GptLayers(RankLayers[GptConfig]):
         return attended.transpose(1, 2).flatten(2)
 
     def _split_by_output(self, x: Any, *names: str) -> Sequence[Any]:
-        """Return this rank's output features of layers `names` with the same input: (b, t/sp, h) -> (b, t, out/tp)."""
+        """Return, for each layer in `names`, this rank's output features for x: (b, t/sp, h) -> (b, t, out/tp)."""
         layers = [(self._by_name[f"{name}.weight"], self._by_name.get(f"{name}.bias")) for name in names]
         if self.sequence_parallel:
             return apply_gathered_linears(x, layers, self.tp, self.deferred)
-        x = copy_to_tensor_parallel(x, self.tp)  # once, so that the gradient of `x` is summed over tp once
+        x = copy_to_tensor_parallel(x, self.tp)  # one copy for all layers sums the gradient of `x` over tp once
         return [apply_linear(x, weight, bias, self.deferred) for weight, bias in layers]
 
     def _split_by_input(self, name: str, x: Any) -> Any:
@@ -210,7 +206,7 @@ class GptLayers(RankLayers[GptConfig]):
         return reduce(addend, self.tp)
 
     def _normalize(self, name: str, x: Any) -> Any:
-        """Return the layer norm `name` of x, shape (samples, own positions, features)."""
+        """Return the output of the layer norm `name` for x: (b, t/sp, h) -> (b, t/sp, h)."""
         return functional.layer_norm(x, x.shape[-1:], self._by_name[f"{name}.weight"], self._by_name[f"{name}.bias"])
 
 
@@ -224,24 +220,24 @@ class GptModel(TrainedModel[GptConfig]):
         return load_text(self.config.context, self.config.data)
 
     def list_shards(self, mesh: Mesh, rank: int) -> list[ParameterShard]:
-        """Return the parameter shards of a rank, those of each stage in the order of the model, and no shard twice."""
+        """Return a rank's parameter shards by stage, in the order of the model; a weight of two stages occurs once."""
         shapes = self.config.list_shapes()
         experts = list_own_experts(self.config, mesh, rank)
         own = [name for stage in mesh.list_stages(rank) for name in list_stage_names(self.config, mesh, stage, experts)]
         return [self._make_shard(name, shapes[name], mesh, rank) for name in dict.fromkeys(own)]
 
     def list_tied_ranks(self, mesh: Mesh, rank: int) -> list[int]:
-        """Return the ranks of the first and the last stage that hold the same part of the embedding as `rank`.
+        """Return `rank` and the rank at the other end of the pipeline that holds the same part of the embedding.
 
-        The gradients of the embedding on these ranks come from different stages. The list is empty if both stages are
-        on one rank, or if `rank` has neither of them.
+        Both the first and the last stage compute gradients of the embedding. The list is empty if one rank has both the
+        first and the last stage, or if `rank` has neither of these stages.
         """
         along_pp = mesh.get_group_ranks(rank, "pp")
         tied = [along_pp[mesh.get_stage_index(stage)] for stage in (0, mesh.stages - 1)]
         return sorted(tied) if rank in tied and tied[0] != tied[1] else []
 
     def sum_loss(self, y: Any, targets: Any) -> Any:
-        """Return the sum over samples of the mean cross entropy of the logits y over the positions of a sample.
+        """Return the cross entropy of the logits y, averaged over each sample's positions and summed over samples.
 
         Local.
         """
@@ -250,14 +246,14 @@ class GptModel(TrainedModel[GptConfig]):
     def sum_single_process_loss(self, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:
         """Return the sum over samples of the loss of the unsplit model, with its load-balancing losses; local.
 
-        `full` has all parameters by name. `cp` is the number of context-parallel ranks, each of whose positions are
+        `full` has all parameters by name. `cp` is the number of context-parallel ranks; the tokens of each rank are
         routed as one group.
         """
         logits, balance_loss = run_gpt_in_one_process(self.config, full, x, cp)
         return self.sum_loss(logits, targets) + balance_loss * len(x)
 
     def _make_shard(self, name: str, shape: tuple[int, ...], mesh: Mesh, rank: int) -> ParameterShard:
-        """Return the shard of the parameter `name`, of shape `shape`, that a rank of the mesh holds."""
+        """Return the shard of the parameter `name`, whose full shape is `shape`, that a rank of the mesh holds."""
         layer = name.split(".")[-2]
         dim = 0 if layer in SPLIT_BY_OUTPUT else 1 if layer in SPLIT_BY_INPUT and len(shape) > 1 else None
         slices = [slice(0, size) for size in shape]
@@ -269,7 +265,7 @@ class GptModel(TrainedModel[GptConfig]):
         return ParameterShard(name, shape, tuple(slices), is_tied_copy or is_replica)
 
     def _draw_parameters(self, generator: Any, dtype: Any) -> dict[str, Any]:
-        """Return initial parameters by name: normally distributed weights, as in GPT-2, and zero biases.
+        """Return initial parameters by name: normal weights as in GPT-2, zero biases, and layer norm weights of 1.
 
         The weights of the last layer of each attention and MLP are divided by the square root of the number of such
         layers.
@@ -289,7 +285,8 @@ class GptModel(TrainedModel[GptConfig]):
 def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: Any, cp: int) -> tuple[Any, Any]:
     """Return the unsplit model's logits (b, t, V), and the sum of its load-balancing losses times `aux_loss_coeff`.
 
-    Local. The reference for `--check`. The positions of a rank of `cp` ranks in all samples are routed as one group.
+    Local. The result is the reference for `--check`. A mixture of experts routes the tokens in `cp` groups, as on a
+    mesh, where each of `cp` context-parallel ranks routes the tokens of its own positions.
     """
 
     def apply(name: str, x: Any) -> Any:
@@ -326,10 +323,10 @@ def run_gpt_in_one_process(model: GptConfig, full: Mapping[str, Any], tokens: An
 
 
 def _weigh_experts(config: ExpertConfig, logits: Any, cp: int) -> tuple[Any, Any]:
-    """Return the factor of each token and expert (b, t, E), and the load-balancing loss, a scalar.
+    """Return the weight of each expert's output for each token (b, t, E), and the load-balancing loss, a scalar.
 
-    `logits` (b, t, E) are the outputs of the router. The positions of each of `cp` ranks are routed by themselves; the
-    loss is the mean over these groups.
+    `logits` (b, t, E) are the outputs of the router. The tokens of each of `cp` context-parallel ranks are a group that
+    is routed separately; the loss is the mean over these groups.
     """
     factors, losses = torch.zeros_like(logits), []
     for index in range(cp):
@@ -341,17 +338,17 @@ def _weigh_experts(config: ExpertConfig, logits: Any, cp: int) -> tuple[Any, Any
 
 
 def _weigh_experts_of_group(config: ExpertConfig, logits: Any) -> tuple[Any, Any]:
-    """Return the factor of each token and expert (n, E), mostly 0, and the load-balancing loss of a group of n tokens.
+    """Return the weight of each expert's output for each of n tokens (n, E), mostly 0, and the load-balancing loss.
 
-    `logits` (n, E) are the outputs of the router. This function counts the place of a token at its expert by a
-    cumulative sum, as GShard does; `route_tokens` sorts.
+    `logits` (n, E) are the outputs of the router. A cumulative sum counts the earlier tokens that chose the same
+    expert, as in GShard; `route_tokens` sorts the choices instead.
     """
     probabilities = logits.softmax(1)  # (n, E)
     weights, chosen = probabilities.topk(config.top_k, 1)  # (n, k) each
     if config.top_k > 1:
         weights = weights / weights.sum(1, keepdim=True)
     choices = functional.one_hot(chosen.T, config.count)  # (k, n, E): 1 at the chosen expert
-    places = choices.flatten(0, 1).cumsum(0).view_as(choices)  # (k, n, E): counted from 1
+    places = choices.flatten(0, 1).cumsum(0).view_as(choices)  # (k, n, E): the token's place at the expert, from 1
     is_kept = choices * (places <= config.compute_capacity(len(logits)))  # (k, n, E)
     balance_loss = config.count * (probabilities.mean(0) * choices.to(logits).mean((0, 1))).sum()
     return (is_kept * weights.T[..., None]).sum(0), balance_loss

@@ -21,7 +21,7 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 
 @dataclass(frozen=True, slots=True)
 class GradientCheck:
-    """The result of comparing all ranks' gradients with reference gradients: wrong elements, error, first wrong one."""
+    """Result of comparing gradients with a reference: number of wrong elements, largest error, first wrong element."""
 
     wrong: int  # elements outside the tolerance, over all ranks
     error: float  # largest difference, relative to the largest gradient of its parameter
@@ -33,15 +33,9 @@ def compute_reference_gradients(
 ) -> dict[str, Any]:
     """Return the gradient of the mean loss over a batch for each full parameter, computed in this process alone.
 
-    A mixture of experts routes the tokens of each micro-batch separately, and within a micro-batch the positions of
-    each rank of cp (context parallelism) separately. Therefore the loss is computed from the same groups of tokens.
-
-    Args:
-        model: the model, which computes the loss of the unsplit network.
-        full: the full parameters by name.
-        inputs: the inputs of the batch, one sample per row.
-        groups: the micro-batches of all ranks, as slices of the batch.
-        cp: the number of ranks over which the positions of a sample are split.
+    A mixture of experts routes the tokens in the same groups as on the mesh: one group per micro-batch and
+    context-parallel rank. `groups` has the micro-batches of all ranks, as slices of the batch; the positions of a
+    sample are split over `cp` ranks.
     """
     leaves = {name: parameter.detach().clone().requires_grad_() for name, parameter in full.items()}
     for group in groups:
@@ -56,9 +50,10 @@ def compare_gradients(
     reference: Mapping[str, Any],
     tolerance: float,
 ) -> GradientCheck:
-    """Compare all ranks' gradients, as `gather_shards` returns them, with reference gradients by name; local.
+    """Compare all ranks' gradients, as `gather_shards` returns them, with a reference; return a `GradientCheck`.
 
-    An element is wrong if it differs by more than `tolerance` times the largest gradient of its parameter.
+    Local. `reference` has full gradients by parameter name. An element is wrong if it differs by more than `tolerance`
+    times the largest gradient of its parameter.
     """
     wrong, worst, first = 0, 0.0, None
     for rank, own_gradients in enumerate(gradients):

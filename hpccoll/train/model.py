@@ -1,4 +1,4 @@
-"""The trained models by the class of their shape."""
+"""Maps the class of a model's shape, such as `GptConfig`, to the class of the trained model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The optimizer of a rank's parameter shards: plain SGD or AdamW of torch, and the learning rate of each step.
 
-AdamW updates every element by itself, so a shard is updated as the same elements of the full parameter.
+SGD and AdamW update each element independently of the others, so sharding a parameter does not change its updates.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ class ShardOptimizer:
 
     Args:
         parameters: the rank's parameter shards, leaf tensors.
-        config: the optimizer and its learning rate.
-        steps: the number of steps of the whole run, which ends the decay of the learning rate.
-        step: the number of steps done.
-        state: the state after `step` steps, a list of tensors like the parameters for each name in
-            `config.state_names`; None means zeros.
+        steps: the number of steps of the whole run; the decay of the learning rate ends with the last step.
+        state: for each name in `config.state_names`, a list of one tensor per parameter, with the values after `step`
+            steps; None means zeros.
     """
 
     def __init__(
@@ -55,7 +53,7 @@ class ShardOptimizer:
         factor = partial(compute_lr_factor, config=config, steps=steps)
         self._schedule = LambdaLR(self._optimizer, factor, last_epoch=step - 1)
         zeros = [torch.zeros_like(parameter) for parameter in parameters]
-        # The state is the same whether the run was resumed or not, because torch would create it in the first step.
+        # Torch would create zeros in the first step; creating them here gives new and resumed runs the same state.
         self.state: dict[str, list[Any]] = {
             name: [x.clone() for x in (state[name] if state else zeros)] for name in config.state_names
         }

@@ -43,7 +43,7 @@ class MlpConfig:
     experts: ClassVar[None] = None
     width: int = 64  # features between two layers
     layers: int = 4  # linear layers, including the first and the last
-    activation: str = "tanh"  # or gelu: function after each layer but the last
+    activation: str = "tanh"  # tanh or gelu, the function after each layer but the last
     split: str = "pairs"  # how tensor parallelism splits the layers; a name in SPLITS
 
     def weight_shape(self, layer: int) -> tuple[int, int]:
@@ -107,9 +107,10 @@ class ExpertConfig:
     aux_loss_coeff: float = 0.01  # factor of the load-balancing loss of each block
 
     def compute_capacity(self, tokens: int) -> int:
-        """Return how many of `tokens` tokens an expert takes: `capacity_factor` times the mean number, rounded up.
+        """Return how many of `tokens` tokens an expert takes at most.
 
-        Without a capacity factor, an expert takes all tokens.
+        The limit is `capacity_factor` times the mean number of tokens per expert, rounded up, or `tokens` if no factor
+        is set.
         """
         if self.capacity_factor is None:
             return tokens
@@ -126,8 +127,8 @@ class GptConfig:
     has_classes: ClassVar[bool] = False
     width: int = 128  # features of a position
     layers: int = 3  # blocks
-    activation: str = "gelu"  # of the MLPs; swiglu gates the features of one linear layer by those of another
-    heads: int = 4  # of attention; they share the features
+    activation: str = "gelu"  # function in the MLPs; swiglu gates the features of one linear layer by those of another
+    heads: int = 4  # heads of attention, each with an equal part of the features
     context: int = 128  # bytes in a sample
     data: str | None = None  # a file to train on; None means sources of the standard library
     experts: ExpertConfig | None = None  # None: every token uses the one MLP of its block
@@ -140,7 +141,7 @@ class GptConfig:
     @property
     def mlp_width(self) -> int:
         """The number of features between the layers of an MLP."""
-        # Two thirds of the features, so that the three weights of a gated MLP have about as many elements as two.
+        # A gated MLP has three weight matrices instead of two; 2/3 of the features keep the number of elements.
         return 8 * -(-self.width // 3) if self.is_gated else 4 * self.width
 
     def list_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -227,7 +228,7 @@ MODELS: dict[str, type[ModelConfig]] = {model.name: model for model in (MlpConfi
 
 
 def format_sequence_option(mesh: Mesh) -> str:
-    """Return the command-line option by which a strategy splits sequences over ranks, for error messages."""
+    """Return the option that splits sequences over ranks, `cp=N` or `--sequence-parallel`, for error messages."""
     return f"cp={mesh.cp}" if mesh.cp > 1 else "--sequence-parallel"
 
 
@@ -254,10 +255,10 @@ class TrainOptions:
     """The options of a training run."""
 
     model: ModelConfig
-    steps: int  # total number, including steps before the run was resumed
+    steps: int  # total number of steps, including those before the run was resumed
     seed: int = 0  # determines the initial parameters and the order of the samples
     batch: int = 64  # samples per step, over all ranks
-    microbatches: int | None = None  # number per rank and step; None means 4 with a pipeline and 1 without
+    microbatches: int | None = None  # micro-batches per rank and step; None means 4 with a pipeline and 1 without
     optimizer: OptimizerConfig = OPTIMIZERS["sgd"]
     dtype: str = "float32"  # type of parameters, activations and gradients; a name in DTYPES
     device: str = "cpu"  # or cuda
@@ -318,7 +319,7 @@ class TrainOptions:
             self._require_whole_backward_passes(mesh)
 
     def get_state_replicas(self, mesh: Mesh) -> tuple[str, ...]:
-        """Return the axes of a mesh along which ranks hold the same parameters and optimizer state."""
+        """Return the axes along which ranks hold equal parameters and optimizer state; () if ZeRO splits these."""
         if self.zero and mesh.count(*REPLICAS) > 1:
             return ()
         return REPLICAS if self.model.experts is None else EXPERT_REPLICAS
@@ -340,7 +341,7 @@ class TrainOptions:
             )
 
     def get_checkpoint_identity(self) -> dict[str, Any]:
-        """Return the options that a checkpoint must share with the run that resumes from it."""
+        """Return, by name, the options that a checkpoint must share with the run that resumes from it."""
         shape = asdict(self.model)
         shape.pop("split", None)  # a checkpoint has whole parameters, which any split can continue to train
         experts = shape.pop("experts", None) or {}  # the capacity and the factor of the balance loss may change
@@ -355,10 +356,10 @@ class TrainOptions:
 
 
 def split_strategy(strategy: str, options: TrainOptions) -> tuple[str, TrainOptions]:
-    """Return the axes of a strategy (`dp` if it names none), and the options with those that its other words set.
+    """Return the axes of a parallelization strategy (`dp` if none), and a copy of `options` with its other settings.
 
-    `tp=2,sp` is tp=2 with --sequence-parallel, and `zero2` is dp with --zero 2. Raises UsageError for two levels of
-    ZeRO.
+    The strategy `tp=2,sp` is tp=2 with --sequence-parallel, and `zero2` is dp with --zero 2. Raises UsageError if the
+    strategy and `options` together name different levels of ZeRO.
     """
     axes, levels, is_sequence_parallel = split_strategy_words(strategy)
     for word in levels:

@@ -8,14 +8,14 @@ stage holds consecutive layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
 from hpccoll.parallel.mesh import Mesh, split_evenly
-from hpccoll.parallel.tensor_parallel import ColumnParallelLinear, GatheredColumnLinear, RowParallelLinear
+from hpccoll.parallel.tensor_parallel import apply_column_parallel, apply_row_parallel, gather_columns
 from hpccoll.parallel.weight_gradients import apply_linear
 from hpccoll.train.datasets import load_digits, make_course_samples
 from hpccoll.train.options import MlpConfig
@@ -62,24 +62,25 @@ class MlpLayers(RankLayers[MlpConfig]):
         first = list_stage_layers(self.config, self.mesh, stage).start
         return (self._by_name[f"layers.{first}.weight"].shape[1],)
 
-    def _make_layer(self, index: int) -> Callable[[Any], Any]:
-        """Return layer number `index`, split over tensor-parallel ranks by output, by input or not at all."""
+    def _apply_layer(self, index: int, x: Any) -> Any:
+        """Return the output of layer number `index`, split over tp by output, by input or not at all."""
         weight, bias = (self._by_name[f"layers.{index}.{kind}"] for kind in ("weight", "bias"))
         split = self.config.choose_split(index)
+        if split == "column":
+            return apply_column_parallel(x, weight, bias, self.tp, self.deferred)
+        if split == "row":
+            return apply_row_parallel(x, weight, bias, self.tp, self.deferred)
+        y = apply_linear(x, weight, bias, self.deferred)
         if split == "replicated":
-            return partial(apply_linear, weight=weight, bias=bias, deferred=self.deferred)
-        if split == "gathered":
-            parts = split_evenly(self.config.weight_shape(index)[0], self.tp.size)
-            features = tuple(part.stop - part.start for part in parts)
-            is_last = index == self.config.layers - 1
-            return GatheredColumnLinear(weight, bias, self.tp, features, is_last, self.deferred)
-        layer = ColumnParallelLinear if split == "column" else RowParallelLinear
-        return layer(weight, bias, self.tp, self.deferred)
+            return y
+        parts = split_evenly(self.config.weight_shape(index)[0], self.tp.size)
+        features = tuple(part.stop - part.start for part in parts)
+        return gather_columns(y, self.tp, features, index == self.config.layers - 1)
 
     def _run_layers(self, layers: range, x: Any) -> Any:
         """Return the output of consecutive layers: x (b, in) -> (b, out). The model's last layer has no activation."""
         for index in layers:
-            x = self._make_layer(index)(x)
+            x = self._apply_layer(index, x)
             if index < self.config.layers - 1:
                 x = get_activation(self.config)(x)
         return x
@@ -116,7 +117,7 @@ class MlpModel(TrainedModel[MlpConfig]):
     def sum_single_process_loss(self, full: Mapping[str, Any], x: Any, targets: Any, cp: int) -> Any:  # noqa: ARG002
         """Return the sum over samples of the loss of the unsplit model for inputs x (b, in) and targets; local.
 
-        `full` has all parameters by name. `cp` is ignored, because samples have no positions.
+        `full` has all parameters by name. `cp` is ignored, because a perceptron's samples are not sequences.
         """
         for layer in range(self.config.layers):
             x = torch.nn.functional.linear(x, full[f"layers.{layer}.weight"], full[f"layers.{layer}.bias"])

@@ -2,7 +2,7 @@
 
 Each rank is a process of the trace with these tracks: "training" (steps, passes, and in them computation, communication
 and waits), "in flight" (all_reduces that proceed while the rank may compute), and the operators and GPU kernels that
-torch.profiler records. A blocking collective contains a wait until its last rank has arrived.
+torch.profiler records. Within a blocking collective, the trace shows the wait until the last rank has entered it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hpccoll.measure.clock import JobClock
 from hpccoll.measure.results.output_file import explain_write_errors
 from hpccoll.parallel.activity_log import Activity, ActivityKind, ActivityLog
 from hpccoll.plan.drawing import format_events_json
+from hpccoll.processes.joint_failure import run_on_first_rank
 from hpccoll.runtime.job import detect_layout
-from hpccoll.runtime.joint_failure import run_on_first_rank
 
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 StepT = TypeVar("StepT")
 SKIPPED_STEPS, PROFILED_STEPS = 2, 3  # the first steps are slower, because they bind calls
 TRAINING, IN_FLIGHT, FIRST_TORCH_TRACK = 0, 1, 2
-_DIGITS = 3  # decimals of a microsecond
+_DIGITS = 3  # decimals of times in microseconds
 
 
 @dataclass(frozen=True, slots=True)
 class RankProfile:
-    """The recorded activities of one rank, in seconds of the global clock."""
+    """The recorded activities of one rank, in seconds of a clock that all ranks share, and torch.profiler's events."""
 
     host: str
     activities: list[Activity]
@@ -50,12 +50,8 @@ class StepProfiler:
     """Records the activities of a few training steps of all ranks, and writes them as a trace.
 
     The profiler records PROFILED_STEPS steps after the first SKIPPED_STEPS, or the last steps of shorter runs. The
-    constructor synchronises the clocks of the ranks and is collective over `comm`.
-
-    Args:
-        comm: all ranks of the run.
-        log: this rank's log of activities.
-        steps: the number of steps of the run that remain.
+    constructor synchronises the clocks of the ranks and is collective over `comm`. `steps` is the number of remaining
+    training steps.
     """
 
     def __init__(self, comm: Communicator, log: ActivityLog, steps: int) -> None:
@@ -71,7 +67,7 @@ class StepProfiler:
         self._torch_profile = torch.profiler.profile(activities=devices)
 
     def record(self, steps: Iterator[StepT]) -> Iterator[StepT]:
-        """Yield the items of `steps`, which runs a training step for each, and record some of these steps."""
+        """Yield the items of `steps`, an iterator that runs one training step per item, and record some steps."""
         for number, step in enumerate(self._start_before(steps), 1):
             if number == self._first + PROFILED_STEPS:
                 self._stop()
@@ -142,9 +138,9 @@ def _name_track(event: Mapping[str, Any]) -> str:
 
 
 def _find_shift_us(activities: Iterable[Activity], events: Iterable[Mapping[str, Any]]) -> float:
-    """Return the microseconds to add to the times of torch's `events`, so that torch's steps begin with the log's.
+    """Return the microseconds to add to the times of torch's `events` to convert them to the clock of the log.
 
-    The log notes the begin of a step slightly after torch does, so the smallest difference of both is the most precise.
+    The log records a step's begin slightly later than torch does, so the smallest difference of both times is best.
     """
     begins = {activity.name: activity.begin_s for activity in activities if activity.kind is ActivityKind.STEP}
     marked = [event for event in events if event["cat"] == "user_annotation" and event["name"] in begins]

@@ -36,14 +36,14 @@ class TrainedModel(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def list_shards(self, mesh: Mesh, rank: int) -> list[ParameterShard]:
-        """Return the parameter shards that a rank of the mesh holds, those of each stage in the order of the model."""
+        """Return the names and slices of a rank's parameter shards, stage by stage, in the model's order."""
 
     def list_full_parameters(self) -> list[ParameterShard]:
-        """Return all parameters unsplit, as the shards of a mesh of one rank."""
+        """Return the names and shapes of all parameters, as the shards of a mesh of one rank."""
         return self.list_shards(Mesh(), 0)
 
     def list_tied_ranks(self, mesh: Mesh, rank: int) -> list[int]:  # noqa: ARG002 - for models that tie weights
-        """Return the ranks that hold the same shard of a weight of two stages, if `rank` is one of them, else []."""
+        """Return `rank` and the other ranks with its shard of a weight that two stages share; [] if there are none."""
         return []
 
     def init_parameters(self, seed: int, dtype: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class TrainedModel(ABC, Generic[ConfigT]):
         """Return the sum over samples of the loss of the unsplit model, the reference for the gradient check; local.
 
         `full` has all parameters by name, `x` the inputs. The loss of a mixture of experts includes its load-balancing
-        losses. The positions that a rank of `cp` context-parallel ranks has in all samples are one group of its router.
+        losses. A mixture of experts routes the tokens in `cp` groups, one per context-parallel rank.
         """
 
     @abstractmethod
@@ -87,7 +87,8 @@ class RankLayers(ABC, Generic[ConfigT]):
 
     Args:
         batch: the number of samples of a step, over all ranks.
-        deferred: the list to which backward passes append the weights' gradients, see `apply_linear`.
+        deferred: the list to which backward passes append the computation of the weights' gradients (`apply_linear`);
+            None if they compute the gradients at once.
         recompute: whether backward passes compute activations again instead of keeping them.
         sequence_parallel: whether ranks of tp split the tokens between tensor-parallel layers; GPT only.
     """
@@ -155,7 +156,7 @@ class RankLayers(ABC, Generic[ConfigT]):
 
         With the option `recompute`, the forward pass keeps only the input of each part. The backward pass runs the part
         again, with its collectives, to compute the activations.
-        Parts draw no random numbers, so the state of the generator is not restored.
+        Stages draw no random numbers, so recomputation does not restore the state of the random number generator.
         """
         for number, part in enumerate(self.parts[stage]):
             run = part.run

@@ -35,9 +35,9 @@ class RankStep(NamedTuple):
 
 
 def list_sent_bytes(groups: Sequence[AxisGroup], axes: Sequence[str]) -> list[float]:
-    """Return the bytes that this rank has sent since the last reset, for each group (`axes` names it) and operation.
+    """Return a list of the bytes that this rank has sent since the last reset, for each axis and operation.
 
-    The order is that of `axes` and, for each axis, that of OPERATIONS.
+    The list has, for each axis of `axes`, one number per operation in the order of OPERATIONS.
     """
     by_axis = {group.axis: group.sent_bytes for group in groups}
     return [by_axis.get(axis, {}).get(operation, 0.0) for axis, operation in product(axes, OPERATIONS)]
@@ -58,7 +58,7 @@ def _combine_sent_bytes(axes: Sequence[str], rows: Any) -> dict[str, dict[str, f
 def combine_rank_steps(
     step: int, mesh: Mesh, options: TrainOptions, axes: Sequence[str], rows: Sequence[Sequence[float]]
 ) -> tuple[TrainStepRecord, bool]:
-    """Return the record of a step, and whether to stop after it.
+    """Return the record of a training step, and whether training stops after this step.
 
     Args:
         step: number of steps done, including the step of the record.
@@ -88,9 +88,7 @@ def combine_rank_steps(
 def explain_non_finite(record: TrainStepRecord, rows: Sequence[Sequence[float]], lr: float) -> str | None:
     """Return a message that names the first rank whose loss or gradient is not finite, or None if all are finite.
 
-    Args:
-        rows: for each rank, the fields of its `RankStep`.
-        lr: the learning rate, for the remedy.
+    `rows` has, for each rank, the fields of its `RankStep`.
     """
     for rank, row in enumerate(rows):
         loss, square_norm = row[:2]

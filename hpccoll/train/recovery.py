@@ -30,11 +30,11 @@ class SurvivorReport:
 
     Attributes:
         steps: the number of steps whose records this rank has; -1 before the first mesh.
-        record: the record of the last one of these steps.
-        generation: the number of recoveries before.
-        copies: by copy, the ranks of the old mesh whose states this rank holds.
+        record: the record of the last of the `steps` steps.
+        generation: the number of recoveries so far; -1 before the first mesh.
+        copies: by `CopyKey` of a copy, the ranks of the old mesh whose states this rank holds.
         lost_ranks, lost_hosts: the dead ranks of the old mesh, and their hosts.
-        allocated_bytes: the bytes of tensors in the first step; None if the step has not been completed.
+        allocated_bytes: the bytes of tensors in the first step; None if the first step has not been completed.
     """
 
     steps: int = -1
@@ -52,10 +52,9 @@ class Recovery:
 
     Attributes:
         start: the state, or None if no complete copy is left.
-        kept: the copy of the state on this rank, if it has one.
-        reports: the reports of the ranks that have trained, first those with the steps of `start`; empty on the first
-            mesh.
-        generation: the number of recoveries.
+        kept: this rank's copy of the state; None if the rank has none.
+        reports: the reports of the ranks that have trained; empty on the first mesh. The reports of ranks that have
+            done exactly the steps of `start` come first.
     """
 
     start: TrainingStart | None
@@ -65,11 +64,11 @@ class Recovery:
 
 
 def choose_copy(reports: Sequence[SurvivorReport], options: TrainOptions) -> tuple[CopyKey, dict[int, int]] | None:
-    """Return the latest copy of the training state that the survivors together hold completely; None if there is none.
+    """Return the key and the holders of the latest copy of the training state that the survivors hold completely.
 
-    `reports` has the report of each surviving rank. The result also has, for each state that is needed, the rank of the
-    old mesh and the new rank that holds the state. The states after steps whose record no survivor has are not used,
-    because some ranks may not have copied them.
+    `reports` has the report of each surviving rank. The holders map each rank of the old mesh whose state is needed to
+    the new rank that holds this state. The result is None if no copy is complete. A copy after a step is used only if a
+    survivor has the record of the step, because otherwise some ranks may not have made this copy.
     """
     holders: dict[CopyKey, dict[int, int]] = {}
     for new, report in enumerate(reports):
@@ -85,9 +84,9 @@ def choose_copy(reports: Sequence[SurvivorReport], options: TrainOptions) -> tup
 
 
 def _find_sources(mesh: Mesh, holders: Mapping[int, int], options: TrainOptions) -> dict[int, int] | None:
-    """Return, for each group of ranks of `mesh` with the same state, one entry of `holders`; None if a group has none.
+    """Return one entry of `holders` for each group of ranks with equal states; None if a group has no entry.
 
-    `holders` maps ranks of the old mesh to the new ranks that hold their states.
+    `holders` maps ranks of the old mesh `mesh` to the new ranks that hold their states.
     """
     axes, sources = options.get_state_replicas(mesh), dict[int, int]()
     for group in {tuple(mesh.get_group_ranks(rank, *axes)) for rank in range(mesh.ranks)}:
@@ -100,23 +99,18 @@ def _find_sources(mesh: Mesh, holders: Mapping[int, int], options: TrainOptions)
 
 
 def recover(comm: Communicator, options: TrainOptions, report: SurvivorReport, copies: Sequence[StateCopy]) -> Recovery:
-    """Return the state from which the ranks of `comm` continue after a death; collective.
-
-    Args:
-        comm: the surviving ranks.
-        options: the options of the training run.
-        copies: the copies of the training state on this rank.
+    """Return the `Recovery` with the state from which the ranks of `comm` continue after a death; collective.
 
     Cost: rank 0 receives the states that it does not hold, and broadcasts the full parameters and optimizer state.
     """
     reports: list[SurvivorReport] = comm.all_gather_object(report)
-    trained = [each for each in reports if each.generation >= 0]
-    generation = max(each.generation for each in reports) + 1
+    trained = [report for report in reports if report.generation >= 0]
+    generation = max(report.generation for report in reports) + 1
     chosen = choose_copy(reports, options)
     if chosen is None:
         return Recovery(None, None, trained, generation)
     key, sources = chosen
-    trained.sort(key=lambda each: each.steps != key.step)
+    trained.sort(key=lambda report: report.steps != key.step)
     kept = next((copy for copy in copies if copy.key == key), None)
     states = _gather_states(comm, kept, sources, getattr(torch, options.dtype))
     model, names = make_model(options.model), ("", *options.optimizer.state_names)
@@ -128,9 +122,10 @@ def recover(comm: Communicator, options: TrainOptions, report: SurvivorReport, c
 def _gather_states(
     comm: Communicator, kept: StateCopy | None, sources: Mapping[int, int], dtype: Any
 ) -> dict[int, FlatState]:
-    """Gather the states of ranks of the old mesh on rank 0, by rank; collective over `comm`.
+    """Return, on rank 0, the states of ranks of the old mesh by rank; collective over `comm`.
 
-    `kept` is the copy on this rank, if any, and `sources` has the rank of `comm` that holds the state of each old rank.
+    Other ranks return only the states that they send. `kept` is the copy on this rank, if any, and `sources` has the
+    rank of `comm` that holds the state of each old rank.
     """
     states: dict[int, FlatState] = {}
     for old, holder in sorted(sources.items()):
@@ -153,8 +148,8 @@ def assemble_state(
 
     Args:
         mesh: the mesh whose ranks had the states.
-        states: the states by rank of this mesh; one of each group of ranks with equal states suffices.
-        names: the empty string for the parameters, and the names of the optimizer's states, in the order of the states.
+        states: the states by rank of `mesh`; of each group of ranks with equal states, one state suffices.
+        names: the names of the parts of a state in order: empty for the parameters, then those of optimizer states.
     """
     full: dict[str, Any] = {}
     for index, name in enumerate(names):

@@ -16,7 +16,7 @@ SampleArray = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The inputs and targets of all samples; dimension 0 counts the samples."""
+    """The inputs and targets of all samples, with one entry per sample along the first dimension."""
 
     inputs: SampleArray
     targets: SampleArray

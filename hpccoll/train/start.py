@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hpccoll.runtime.joint_failure import run_on_first_rank_of
+from hpccoll.processes.joint_failure import run_on_first_rank
 from hpccoll.train import full_parameters
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
 from hpccoll.train.model import make_model
@@ -41,7 +41,7 @@ def load_start(
     """
     none: tuple[Checkpoint | None, list[str]] = None, []
     identity = options.get_checkpoint_identity()
-    newest = run_on_first_rank_of(comm, lambda: none if directory is None else directory.load_newest(identity))
+    newest = run_on_first_rank(comm, lambda: none if directory is None else directory.load_newest(identity))
     checkpoint, damaged = newest or none
     counts = np.array([checkpoint.step, checkpoint.samples] if checkpoint else [-1, -1])
     comm.broadcast(counts)
@@ -54,23 +54,12 @@ def load_start(
 
 
 def broadcast_start(
-    comm: Communicator,
-    options: TrainOptions,
-    step: int,
-    samples: int,
-    full: Mapping[str, Any] | None,
-    *,
-    resumed: bool,
+    comm: Communicator, options: TrainOptions, step: int, samples: int, full: Mapping[str, Any] | None, *, resumed: bool
 ) -> TrainingStart:
-    """Return a start of training with the tensors of rank 0; collective over `comm`.
+    """Broadcast the tensors of rank 0; return the state from which all ranks start; collective over `comm`.
 
-    Args:
-        comm: the communicator of all ranks of the run.
-        options: the options of the training run.
-        step: the number of steps done.
-        samples: the number of samples done.
-        full: on rank 0, full parameters and optimizer states by `join_name`; None on other ranks.
-        resumed: whether the state is from a checkpoint or a recovery.
+    `full` has, on rank 0, full parameters and optimizer states by `join_name`; None on other ranks. `resumed` states
+    whether the state is from a checkpoint; it is false for a recovery from memory.
     """
     model, dtype, names = make_model(options.model), getattr(torch, options.dtype), options.optimizer.state_names
     parameters, *states = (

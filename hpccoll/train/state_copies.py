@@ -1,7 +1,8 @@
 """Copies in memory of the training state after a step, from which the survivors continue after the death of ranks.
 
-Each rank copies its own parameters and optimizer state after each step, and sends them to a neighbour, unless other
-ranks hold the same state (data parallelism without ZeRO). The neighbour is on another node if there are several.
+Each rank copies its own parameters and optimizer state after each step. If no other rank holds the same state (unlike
+in data parallelism without ZeRO), the rank also sends its copy to a neighbour. The neighbour is on another node if the
+ranks are on several nodes.
 
 The state after a step is copied before the ranks exchange the record of the step. A rank that has the record therefore
 knows that all ranks have the copy, and drops the older copy. Let s be the latest step whose record a survivor has: each
@@ -19,7 +20,7 @@ import torch
 from hpccoll.parallel.axis_group import AxisGroup
 from hpccoll.parallel.mesh import Mesh
 
-COPY_TAG: Final = 4  # of messages that carry copies
+COPY_TAG: Final = 4  # MPI tag of the messages that carry copies
 
 
 class StatePiece(NamedTuple):
@@ -35,8 +36,8 @@ class StatePiece(NamedTuple):
 class FlatState:
     """The state of a rank: the parameters, then each state of the optimizer, as one flat tensor.
 
-    `flat` has equal parts: one for the parameters, and one for each state of the optimizer. `pieces` has the places of
-    the parameters in the first part, which are also those of their states in the other parts.
+    `flat` has equal parts: one for the parameters, and one for each state of the optimizer. `pieces` gives the position
+    of each parameter in the first part. The optimizer states of a parameter have the same position in the other parts.
     """
 
     pieces: Sequence[StatePiece]
@@ -44,11 +45,11 @@ class FlatState:
 
 
 class CopyKey(NamedTuple):
-    """The identity of a copy of the training state: the step after which, and the mesh on which, it was made."""
+    """The identity of a copy of the training state: the mesh, and the numbers of steps, samples and recoveries done."""
 
-    step: int
-    generation: int  # number of recoveries before
-    samples: int
+    step: int  # number of steps done
+    generation: int  # number of recoveries so far
+    samples: int  # number of samples done
     mesh: Mesh
 
 
@@ -61,7 +62,7 @@ class StateCopy:
 
     @property
     def tensors(self) -> list[Any]:
-        """The flat states of all ranks of the copy."""
+        """The flat tensors of the states in this copy, one per rank."""
         return [state.flat for state in self.by_rank.values()]
 
 
@@ -72,10 +73,8 @@ class StateCopies:
     over `group`.
 
     Args:
-        rank: this rank of the mesh.
         pieces: the places of this rank's parameters in its flat state.
         group: the ranks among which copies are sent; None if other ranks hold the same state as this rank.
-        generation: the number of recoveries before.
         kept: the copy from which this run has recovered.
     """
 
@@ -101,10 +100,7 @@ class StateCopies:
     def update(self, step: int, samples: int, tensors: Iterable[Any]) -> None:
         """Copy the training state after step `step` here and to a neighbour; collective over the group.
 
-        Args:
-            step: the number of steps done.
-            samples: the number of samples done.
-            tensors: the parameter shards, then as many tensors for each state of the optimizer.
+        `tensors` has the parameter shards, then as many tensors for each state of the optimizer.
         """
         own = torch.cat([x.detach().reshape(-1) for x in tensors])
         by_rank = {self._rank: FlatState(self._pieces, own)}
@@ -114,14 +110,14 @@ class StateCopies:
         self.copies = [*self.copies[-1:], StateCopy(CopyKey(step, self._generation, samples, self._mesh), by_rank)]
 
     def commit(self) -> None:
-        """Drop the older copy, once all ranks are known to have the latest one; local."""
+        """Drop the older copy; call this when all ranks are known to have the latest copy. Local."""
         self.copies = self.copies[-1:]
 
     def _exchange(self, group: AxisGroup, own: Any) -> tuple[int, FlatState]:
         """Send this rank's state to a neighbour, and return the rank and the state of the neighbour on the other side.
 
-        Collective over the group. Cost: a message of the bytes of the state. The first call also gathers the pieces of
-        all ranks of the group.
+        Collective over `group`. Cost: one message with the whole state of this rank. The first call also gathers the
+        pieces of all ranks of the group.
         """
         if self._neighbour is None:
             rows = group.all_gather_object((self._rank, self._pieces, len(own)))

@@ -25,14 +25,14 @@ from hpccoll.train.trainer import Trainer
 if TYPE_CHECKING:
     from hpccoll.communicator import Communicator
 
-DEATH_KNOWN_S: Final = 5.0  # seconds to wait after the error of a call for the news of a death that may have caused it
+DEATH_KNOWN_S: Final = 5.0  # after a call failed: seconds to wait for the report of a death as the cause
 POLL_S: Final = 0.01
 
 
 def fit_mesh(mesh: Mesh, ranks: int) -> Mesh:
-    """Return the mesh for the `ranks` ranks that are left: with fewer replicas (dp) if the ranks do not suffice.
+    """Return `mesh`, with fewer replicas (dp) if the `ranks` ranks that are left do not suffice for all replicas.
 
-    Raises UnavailableError if the ranks do not suffice for the other axes.
+    Raises UnavailableError if the ranks do not suffice for one replica.
     """
     others = mesh.ranks // mesh.dp
     dp = min(mesh.dp, ranks // others)
@@ -46,7 +46,7 @@ def fit_mesh(mesh: Mesh, ranks: int) -> Mesh:
 
 @dataclass(frozen=True, slots=True)
 class MeshStart:
-    """The start of training on a mesh, the first one or that of the survivors of a death.
+    """The start of training on the first mesh, or on the mesh of the survivors after a death.
 
     Attributes:
         start: the state from which the whole run started.
@@ -66,7 +66,7 @@ class SurvivingTraining:
 
     Args:
         mesh: the mesh of all ranks but the spares.
-        load: returns the newest checkpoint, or initial parameters; collective.
+        load: a collective function that returns the newest checkpoint, or initial parameters.
     """
 
     def __init__(
@@ -78,19 +78,19 @@ class SurvivingTraining:
         self._kept: StateCopy | None = None
         self._report = SurvivorReport()
         self._lost_at = 0.0
-        # The first optimizer makes torch import modules for a second, which a spare must not do during a recovery.
+        # The first optimizer makes torch import modules, which takes a second that a spare must not lose in a recovery.
         ShardOptimizer(options.optimizer, [torch.zeros(1, requires_grad=True)], options.steps)
 
     def add_step(self, record: TrainStepRecord) -> None:
-        """Record that all ranks have done a training step; local."""
+        """Keep the record of a training step that all ranks have done, for the report after a death; local."""
         self._report = replace(self._report, steps=record.step, record=record)
 
     @contextmanager
     def watch_deaths(self, comm: Communicator) -> Iterator[None]:
         """Context manager that records the death of ranks during its body, and makes other ranks leave their calls too.
 
-        After a death, calls of a group without dead ranks raise another CommunicationError on a rank if another rank of
-        the group has left its calls. The context manager replaces the CommunicationError by the RankLostError of
+        After a death, a call of a group without dead ranks raises a CommunicationError that names no dead rank if
+        another rank of the group has left its calls. The context manager replaces this error by the RankLostError of
         `comm`.
         """
         try:
@@ -108,7 +108,7 @@ class SurvivingTraining:
             raise lost from None
 
     def start(self, comm: Communicator) -> MeshStart:
-        """Make the trainer of the ranks of `comm` and return the start of training on their mesh; collective.
+        """Make this rank's trainer, unless the mesh of `comm` does not need it; return a `MeshStart`. Collective.
 
         Raises:
             UnavailableError: the ranks do not suffice for the mesh.
@@ -127,11 +127,10 @@ class SurvivingTraining:
             )
         self._first_start = self._first_start or start
         last = self._catch_up(start, recovery)
-        if comm.rank >= mesh.ranks:
+        work = comm if comm.size == mesh.ranks else comm.split(0 if comm.rank < mesh.ranks else None)
+        if work is None:
             self._forget_deaths()
             return MeshStart(self._first_start, None, None, last)
-        work = comm if comm.size == mesh.ranks else comm.new_group(range(mesh.ranks))
-        assert work is not None  # noqa: S101 - this rank is a member
         self._trainer = Trainer(
             work, mesh, self._options, self._device, start, recovery=(recovery.generation, recovery.kept)
         )
@@ -155,7 +154,10 @@ class SurvivingTraining:
         return trainer.state_copies.copies if trainer.state_copies is not None else []
 
     def _catch_up(self, start: TrainingStart, recovery: Recovery) -> TrainStepRecord | None:
-        """Record the number of steps done; return the record of the last step, which this rank may have missed."""
+        """Record the number of steps done; return the record of the last step, which this rank may have missed.
+
+        Returns None if no report has the record, or if the state is not from memory.
+        """
         last = recovery.reports[0].record if recovery.start is not None else None
         if last is not None and last.step != start.step:
             last = None

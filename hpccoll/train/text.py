@@ -1,7 +1,7 @@
 """Text as bytes, for language models: sources of the standard library of this Python, or a file of the user.
 
 Every tenth file of the standard library, or the last tenth of the user's file, is held out for testing. A sample is a
-window of `context` bytes, and its targets are the bytes that follow each of them. Windows do not overlap.
+window of `context` bytes, and the target of each byte is the byte that follows. Windows do not overlap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.train.samples import SampleArray, Samples
 
-HELD_OUT_STRIDE = 10  # every tenth file or image
+HELD_OUT_STRIDE = 10  # every tenth file or image is held out
 # Files that Python 3.11 and later versions have.
 STANDARD_LIBRARY_FILES = (
     "_pydecimal", "argparse", "ast", "base64", "bdb", "calendar", "cmd", "codecs", "configparser", "contextlib",

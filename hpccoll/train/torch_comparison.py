@@ -26,7 +26,7 @@ from hpccoll.units import format_nearest_divisors
 if TYPE_CHECKING:
     from hpccoll.train.trainer import Trainer
 
-COMPARED_AXES = ("pp", "dp", "tp")  # from the outermost to the innermost one, as in Mesh
+COMPARED_AXES = ("pp", "dp", "tp")  # the axes that torch supports, from the outermost to the innermost one
 
 
 def require_comparable(mesh: Mesh, options: TrainOptions) -> None:
@@ -55,7 +55,7 @@ def require_comparable(mesh: Mesh, options: TrainOptions) -> None:
 
 
 def _require_equal_parts(mesh: Mesh, options: TrainOptions) -> None:
-    """Raise UsageError unless all ranks get parts of equal size of the batch and of the layers that tp splits."""
+    """Raise UsageError unless the batch, and the layers that tp splits, can be cut into parts of equal size."""
     parts = mesh.dp * options.count_microbatches(mesh)
     if options.batch % parts:
         raise UsageError(
@@ -76,10 +76,10 @@ def make_torch_training(mesh: Mesh, options: TrainOptions, rank: int, device: st
     model = make_model(options.model)
     full = model.init_parameters(options.seed, getattr(torch, options.dtype))
     stage = make_torch_stage(options.model, mesh, rank, full, device)
-    pairs = {tuple(model.list_tied_ranks(mesh, each)) for each in range(mesh.ranks)} - {()}
+    pairs = {tuple(model.list_tied_ranks(mesh, rank)) for rank in range(mesh.ranks)} - {()}
 
     def loss(y: Any, targets: Any) -> Any:
-        """Return this rank's mean loss of a micro-batch, scaled so that the ranks' sum is the mean over the batch."""
+        """Return a micro-batch's addend of the mean loss over the samples of this rank's replica."""
         return model.sum_loss(y, targets) * mesh.dp / options.batch
 
     return TorchTraining(
@@ -127,9 +127,10 @@ class TorchSide:
         return float(rows[:, 0].max()), float(rows[:, 1].sum())
 
     def check_gradients(self) -> float:
-        """Return the largest difference of torch's and hpccoll's last gradients, relative to the largest gradient.
+        """Return the largest difference of torch's and hpccoll's last gradients; collective.
 
-        Raises WrongResultError on all ranks if the difference is larger than rounding explains. Collective.
+        Differences are relative to the largest gradient of the parameter. Raises WrongResultError on all ranks if the
+        difference is larger than rounding explains.
         """
         trainer, model, mesh = self.trainer, self.trainer.model, self.trainer.mesh
         shards = trainer.layers.shards
@@ -160,12 +161,8 @@ def run_comparison(trainer: Trainer, backend: str, on_step: Callable[[TrainStepR
     """Run all training steps by hpccoll and by torch in turns, and return the comparison of their times; collective.
 
     hpccoll and torch train from the same parameters on the same batches, and must have the same gradients in the first
-    step. The order of the two alternates from step to step.
-
-    Args:
-        trainer: hpccoll's training.
-        backend: the name of torch.distributed's backend.
-        on_step: called with the record of each of hpccoll's steps.
+    step. The order of hpccoll and torch alternates from step to step. `on_step` is called with the record of each of
+    hpccoll's steps.
     """
     options = trainer.options
     side = TorchSide(trainer)
@@ -198,7 +195,7 @@ def run_comparison(trainer: Trainer, backend: str, on_step: Callable[[TrainStepR
 
 
 def _describe_times(own_s: Sequence[float], torch_s: Sequence[float]) -> dict[str, Any]:
-    """Return the fields of a TrainCompareRecord for the seconds of the steps of hpccoll and of torch."""
+    """Return the fields of a TrainCompareRecord that describe the times of hpccoll's and of torch's steps."""
     own, other, ratio = median_interval(own_s), median_interval(torch_s), ratio_of_medians(own_s, torch_s)
     return {
         "step_s": own.value,

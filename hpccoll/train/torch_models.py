@@ -73,7 +73,7 @@ class TorchGptStage(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         """Return the output of the stage: x (b, t) or (b, t, h) -> (b, t, h), or (b, t, V) from the last stage.
 
-        With tp, the logits are a DTensor split by V, as torch's `loss_parallel` needs them.
+        With tp, the logits are a DTensor split over the vocabulary, as torch's `loss_parallel` needs them.
         """
         if self.is_first:
             x = self.embedding(x) + self.position(torch.arange(x.shape[1], device=x.device))
@@ -122,6 +122,9 @@ def make_torch_stage(model: ModelConfig, mesh: Mesh, rank: int, full: Mapping[st
 
 
 def list_tensor_parallel_styles(stage: Any) -> dict[str, str]:
-    """Return, by name of a layer of the stage, how torch's DTensor must split it; hpccoll splits layers alike."""
+    """Return, by name of a layer of the stage, the style in which DTensor must split it, such as `column`.
+
+    The styles are the same as those of hpccoll's own layers.
+    """
     names = (name for name, _ in stage.named_modules())
     return {name: style for name in names if (style := stage.choose_style(name.split(".")[-1])) is not None}

@@ -22,8 +22,8 @@ from hpccoll.parallel.mesh import Mesh, slice_microbatches, split_evenly
 from hpccoll.parallel.pipeline_parallel import PipelineRank
 from hpccoll.parallel.zero import ZeroShards
 from hpccoll.plan import ActionKind
+from hpccoll.processes.joint_failure import run_on_first_rank
 from hpccoll.records import AllocatedBytes, TrainStepRecord
-from hpccoll.runtime.joint_failure import run_on_first_rank_of
 from hpccoll.train import full_parameters
 from hpccoll.train.allocations import AllocationLog, measure_allocated_bytes
 from hpccoll.train.checkpoint import Checkpoint, CheckpointDirectory
@@ -51,10 +51,8 @@ class Trainer:
     Args:
         comm: a communicator of all ranks of the mesh.
         mesh: the arrangement of the ranks; call `options.require_mesh_fits(mesh)` first.
-        options: the options of the run.
-        device: device of the tensors, such as `cpu` or `cuda:1`.
         start: the state to start from; the default is step 0 with initial parameters.
-        recovery: with the option `survive`, the number of recoveries before, and the copy from which this one started.
+        recovery: with the option `survive`, the number of recoveries so far, and the copy that the trainer starts from.
     """
 
     def __init__(
@@ -94,7 +92,7 @@ class Trainer:
         self.coordinates, self.sampler = mesh.get_coordinates(comm.rank), mesh.get_sampler(comm.rank)
         self._duplicates = self._find_duplicates()
         self.stopped = False  # whether rank 0 saw the stop file
-        self.allocated_bytes: AllocatedBytes | None = None  # largest of all ranks; set by the first step on a CPU
+        self.allocated_bytes: AllocatedBytes | None = None  # of the rank with most; the first step on a CPU sets it
         self.state_copies = self._make_copies(*recovery) if options.survive else None
 
     def _make_groups(self) -> MeshGroups:
@@ -105,7 +103,7 @@ class Trainer:
         return MeshGroups.create(self.comm, self.mesh, tied, sends_copies=sends_copies)
 
     def _make_copies(self, generation: int, kept: StateCopy | None) -> StateCopies:
-        """Return the holder of copies of the training state, with the copy `kept` from a recovery; collective."""
+        """Return the `StateCopies` of this rank, which include the copy `kept` from a recovery; collective."""
         numbers = {x: number for number, x in enumerate(self.layers.parameters)}
         pieces = [StatePiece(numbers[x], *place) for x, *place in self.replicas.list_pieces()]
         copies = StateCopies(self.mesh, self.comm.rank, pieces, self.groups.copies, generation, kept)
@@ -122,7 +120,7 @@ class Trainer:
         groups = {parameter: self._get_replicas(shard) for shard, parameter in pairs}
         if not self.options.zero or self.groups.replicas.size == 1:
             return ReplicatedParameters(groups, self.options.bucket_bytes)
-        # A unit of its own gives the tied weight the same shards on the ranks of both stages.
+        # As a ZeRO unit of its own, the tied weight is cut into the same shards on the ranks of both stages.
         alone = {self.layers.tied_weight} if self.groups.tied is not None else set()
         return ZeroShards(self.layers.list_parameters(), groups, self.options.zero, alone)
 
@@ -137,8 +135,8 @@ class Trainer:
     def _get_replicas(self, shard: ParameterShard) -> AxisGroup:
         """Return the group of ranks over which the gradient of a shard is summed.
 
-        Experts have fewer replicas than other parameters. With sequence parallelism, the ranks of tp also have addends
-        of the gradients of the parameters that tp does not split.
+        Experts have fewer replicas than other parameters. With sequence parallelism, each rank of tp also computes an
+        addend of the gradient of every parameter that tp does not split.
         """
         if find_expert(shard.name) is not None:
             return self.groups.expert_replicas
@@ -176,19 +174,19 @@ class Trainer:
         return loss
 
     def _measure_step(self) -> float:
-        """Run a step and set `allocated_bytes`; the measurement slows down every operation of torch in this step."""
+        """Run a step, slowed down by measuring `allocated_bytes`; return this rank's addend of the mean loss."""
         with AllocationLog() as log:
             loss = self._run_step()
         lasting = {
             "weights": self.replicas.weights,
             "gradients": [shard.grad for shard in self.replicas.shards],
-            "optimizer": [x for each in self.optimizer.state.values() for x in each],
+            "optimizer": [x for values in self.optimizer.state.values() for x in values],
             "buffers": self.replicas.buffers,
             "copies": self.state_copies.tensors if self.state_copies is not None else [],
         }
         own = measure_allocated_bytes(log, lasting)
         rows = self.comm.all_gather(np.array(astuple(own))).tolist()
-        self.allocated_bytes = max((AllocatedBytes(*row) for row in rows), key=lambda each: each.total)
+        self.allocated_bytes = max((AllocatedBytes(*row) for row in rows), key=lambda allocated: allocated.total)
         return loss
 
     def compute_gradients(self) -> float:
@@ -211,7 +209,7 @@ class Trainer:
         self.replicas.finish()
         if self.groups.tied is not None:
             gradient = self.replicas.get_gradient(self.layers.tied_weight)
-            # A copy, because the gradient may be in a symmetric buffer of the group `replicas`.
+            # Sum a copy, because the gradient itself may be in a symmetric buffer of the group `replicas`.
             gradient.copy_(self.groups.tied.all_reduce(gradient.clone()))
         return loss
 
@@ -245,9 +243,9 @@ class Trainer:
         return GradientCheck(int(wrong), float(error), check.first)
 
     def _check_gathered(self, gradients: list[list[Any]], parameters: list[list[Any]]) -> GradientCheck:
-        """Compare the gradients of all ranks with the reference, and replicas with each other.
+        """Compare the gradients of all ranks with those of one process; called on rank 0 only.
 
-        Called on rank 0 only.
+        Elements in which the replicas of a parameter differ count as wrong, too.
         """
         model = self.model
         full = full_parameters.assemble_parameters(self.mesh, model, parameters)
@@ -301,7 +299,7 @@ class Trainer:
                 full = full_parameters.assemble_parameters(self.mesh, model, by_rank)
                 arrays |= {full_parameters.join_name(prefix, name): x for name, x in full.items()}
         checkpoint = Checkpoint(self.step, self.samples, self.options.get_checkpoint_identity(), arrays)
-        return run_on_first_rank_of(self.comm, lambda: directory.save(checkpoint) if directory is not None else None)
+        return run_on_first_rank(self.comm, lambda: directory.save(checkpoint) if directory is not None else None)
 
     def close(self) -> None:
         """Free the communicators of the mesh; collective."""
@@ -364,7 +362,8 @@ class Trainer:
     def _find_duplicates(self) -> set[Any]:
         """Return the parameters whose shards another rank counts in the gradient norm; local.
 
-        The first rank of the shard's group of replicas has the copy that is not counted (`ParameterShard.is_copy`).
+        If several groups of replicas hold the same shard, only the group whose first rank has `is_copy` unset counts
+        this shard.
         """
         first_ranks = {shard.name: self._get_replicas(shard).ranks[0] for shard in self.layers.shards}
         copies = {
@@ -398,7 +397,7 @@ def limit_threads(environ: Mapping[str, str]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc, if it is the C library, keep the memory of freed tensors for new ones.
+    """Let glibc, if it is the C library, keep the memory of freed tensors for new tensors.
 
     By default, glibc returns the memory of large tensors to the operating system, and the page faults of new tensors
     take a large part of a training step.

@@ -28,14 +28,14 @@ def run_training(
     before: Sequence[TrainStepRecord] = (),
     recovered: bool = False,
 ) -> TrainSummaryRecord:
-    """Train until the last step or until the stop file exists; collective over the trainer's communicator.
+    """Train until the last step or until the stop file exists, and return a summary of the run; collective.
 
     If the option `check` is set, gradients are checked first, and wrong gradients are reported by `warn`. `on_step` is
     called with the record of each step. Rank 0 writes the checkpoints to `directory`, which is None on other ranks,
     and a trace of some steps to the file `profile` if it is given.
 
     The summary includes `before`, the records of the steps before a recovery. After a recovery (`recovered`), gradients
-    are not checked again, and the checkpoint of the last step is written, because the death may have prevented it.
+    are not checked again, and a due checkpoint that the death may have prevented is written before the next step.
     """
     options = trainer.options
     check = trainer.check_gradients() if options.check and not recovered else None
@@ -70,7 +70,7 @@ def _make_summary(
     check: GradientCheck | None,
     saved: str | None,
 ) -> TrainSummaryRecord:
-    """Return the record that summarizes a run; collective: it evaluates held-out samples unless the run was stopped.
+    """Return the record that summarizes a run. Collective: unless the run was stopped, held-out samples are evaluated.
 
     `check` is None if gradients were not checked, and `saved` if no checkpoint was written.
     """

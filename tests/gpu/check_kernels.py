@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the folder that has the pa
 
 import numpy as np
 
+from hpccoll.arrays import DTYPES, FUNCTIONS, DType
+from hpccoll.arrays.reductions import _KINDS
+from hpccoll.lowering import Copy, LocalInstruction, MemoryKind, MemoryRange, Reduce
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.arrays import DTYPES, FUNCTIONS, DType
-from hpccoll.runtime.arrays.reductions import _KINDS
 from hpccoll.runtime.cuda.executable import bind_launch
 from hpccoll.runtime.cuda.fuse import address_range, plan_launches
-from hpccoll.runtime.lowering import Copy, LocalInstruction, MemoryKind, MemoryRange, Reduce
 from hpccoll.units import GB, MiB
 from tests.mpi.cases import bits, sprinkled
 from tests.unit.runtime.cuda import host_kernels

@@ -9,11 +9,11 @@ import pytest
 
 import hpccoll
 from hpccoll.algorithms import get_algorithm
+from hpccoll.arrays import DTYPES, get_array_module
+from hpccoll.arrays.reductions import _KINDS
 from hpccoll.errors import ReductionError, UsageError
 from hpccoll.measure.data import get_reduction_function, make_input
 from hpccoll.plan import Operation, replay
-from hpccoll.runtime.arrays import DTYPES, get_array_module
-from hpccoll.runtime.arrays.reductions import _KINDS
 from hpccoll.runtime.cuda import probe as cuda_probe
 from tests.mpi.cases import bits, sprinkled
 from tests.requirements import skip_or_fail

@@ -36,6 +36,17 @@ class Branches(nn.Module):  # type: ignore[misc]
         return self.unused(self.used(x)) if self.step % 2 else self.used(x)
 
 
+class Table(nn.Module):  # type: ignore[misc]
+    """A table of vectors, whose gradient is sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.vectors = nn.Embedding(4, 3, sparse=True)
+
+    def forward(self, x):
+        return self.vectors((x[:, 0] > 0).long())
+
+
 def make_model():
     torch.manual_seed(0)
     layers = [nn.Linear(*widths) for widths in pairwise(WIDTHS)]
@@ -73,6 +84,7 @@ def train_compiled():
 def train_all():
     train("plain", DistributedDataParallel(make_model(), bucket_cap_mb=0.01))
     train("unused", DistributedDataParallel(Branches(), find_unused_parameters=True))
+    train("sparse", DistributedDataParallel(Table()))
     hooked = DistributedDataParallel(make_model())
     hooked.register_comm_hook(None, allreduce_hook)
     train("hooked", hooked)

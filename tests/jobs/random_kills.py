@@ -3,7 +3,8 @@
     .venv-openmpi/bin/python -m tests.jobs.random_kills --kills 1000 --seed 1 [--mode two] [--ranks-per-node 2]
 
 Each job has 3 to 6 ranks and loses ranks until two are left (kill_program.py). The campaign ends at the first job that
-hangs, ends with an error, has a survivor that raises too late, or leaves a file in /dev/shm.
+hangs, ends with an error, has a survivor that raises too late, or leaves a file in /dev/shm. With `--mode make`, ranks
+die while communicators are made (making_program.py).
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpccoll.recordings.layout import FILE_PREFIX
 from tests.jobs.launch import BIN, environment
 from tests.remaining_processes import MARK, end_processes, print_stacks
 
 HANGS_S = 150.0
 SHARED = Path("/dev/shm")
+SINGLE = "one", "make"  # the modes in which ranks die one by one
 
 
 @dataclass(slots=True)
@@ -59,7 +62,8 @@ def run_job(seed: int, ranks: int, mode: str, **more: str) -> tuple[int, str]:
     """Run one job, and return its status and output; the ranks of a job that hangs print their stacks."""
     mark = f"kills {seed} {time.monotonic_ns()}"
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile("w+") as out:
-        words = ["-m", "tests.jobs.kill_program", str(seed), directory, mode]
+        module = "tests.jobs.making_program" if mode == "make" else "tests.jobs.kill_program"
+        words = ["-m", module, str(seed), directory, mode]
         process = subprocess.Popen(
             [str(BIN / "mpirun"), "--with-ft", "ulfm", "-n", str(ranks), sys.executable, *words],
             env=environment(**more) | {MARK: mark, "PYTHONFAULTHANDLER": "1"},
@@ -82,10 +86,14 @@ def run_job(seed: int, ranks: int, mode: str, **more: str) -> tuple[int, str]:
         return status, out.read()
 
 
-def find_leftovers(output: str) -> list[str]:
-    """Return the files in /dev/shm whose names contain the process id of a rank."""
+def find_leftovers(output: str, mode: str = "one") -> list[str]:
+    """Return the files in /dev/shm whose names contain the process id of a rank.
+
+    With mode `make`, recordings are left out: survivors do not know that of a rank that died before it named its file.
+    """
     pids = next((line.split()[1:] for line in output.splitlines() if line.startswith("pids ")), [])
-    return [path.name for path in SHARED.iterdir() if set(path.name.replace(".", "-").split("-")) & set(pids)]
+    names = [path.name for path in SHARED.iterdir() if set(path.name.replace(".", "-").split("-")) & set(pids)]
+    return [name for name in names if mode != "make" or not name.startswith(FILE_PREFIX)]
 
 
 def run_campaign(kills: int, seed: int, mode: str, allowed_s: float, ranks_per_node: str = "") -> Kills:
@@ -93,15 +101,15 @@ def run_campaign(kills: int, seed: int, mode: str, allowed_s: float, ranks_per_n
     result, draw = Kills(), random.Random(seed)
     more = {"HPCCOLL_RANKS_PER_NODE": ranks_per_node} if ranks_per_node else {}
     while len(result.raised_s) < kills and not result.problem:
-        number, ranks = draw.randrange(10**6) * 10, draw.randint(3 if mode == "one" else 4, 6)
+        number, ranks = draw.randrange(10**6) * 10, draw.randint(3 if mode in SINGLE else 4, 6)
         before = len(result.raised_s)
         status, output = run_job(number, ranks, mode, **more)
         result.read(output, allowed_s)
-        expected = (ranks - 2) // (1 if mode == "one" else 2)
+        expected = (ranks - 2) // (1 if mode in SINGLE else 2)
         has_crashed = "Segmentation fault" in output  # mpirun with ULFM ends with status 0 all the same
         if status or has_crashed or len(result.raised_s) - before != expected:
             result.problem = f"job {number} on {ranks} ranks ended with status {status}:\n{output}"
-        leftovers = find_leftovers(output)
+        leftovers = find_leftovers(output, mode)
         if leftovers and not result.problem:
             result.problem = f"job {number} on {ranks} ranks left {leftovers}"
         print(f"{result}", file=sys.stderr, flush=True)
@@ -113,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--mode", choices=("one", "two", "shrink"), default="one")
+    parser.add_argument("--mode", choices=(*SINGLE, "two", "shrink"), default="one")
     parser.add_argument("--allowed", type=float, default=1.0, help="seconds until the last survivor must have raised")
     parser.add_argument("--ranks-per-node", default="", help="emulate nodes of so many ranks")
     given = parser.parse_args()

@@ -266,6 +266,33 @@ def test_sheet_and_plot(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_verdict_is_printed_before_the_error_of_a_full_disk() -> None:
+    done = hpccoll(2, "bench", *QUICK, "--engine", "mpi,hpccoll", "--algorithm", "ring", "--csv", "/dev/full")
+    assert done.returncode == 2, done.stderr
+    assert "trust: results: all" in done.stdout
+    (said,) = (line for line in done.stderr.splitlines() if line.startswith("Error: "))
+    assert said.startswith("Error: --csv /dev/full: cannot write this file (No space left on device)")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_sizes_that_are_no_whole_elements_are_rounded_and_named() -> None:
+    sizes = ("-b", "3", "-e", "3", "-n", "2")
+    done = hpccoll(2, "bench", "all_reduce", "all_gather", *sizes, "--engine", "mpi")
+    assert done.returncode == 0, done.stderr
+    reason = "# sizes rounded to whole elements of float32 (4 B) and blocks of equal size: "
+    assert f"{reason}all_reduce 3 B to 4 B, all_gather 3 B to 8 B" in done.stderr
+    assert "# sizes rounded" not in hpccoll(2, "bench", *QUICK, "--engine", "mpi").stderr
+
+
+@pytest.mark.slow
+def test_messages_of_no_bytes_are_measured() -> None:
+    done = hpccoll(2, "bench", "all_reduce", "-b", "0", "-e", "0", "-n", "2", "--engine", "mpi,hpccoll")
+    assert done.returncode == 0, done.stderr
+    assert "Out of bounds values : 0 OK" in done.stdout
+
+
+@pytest.mark.slow
 def test_an_existing_file_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("precious\n")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+import signal
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_compared_arguments_name_the_rank_too():
 
 # A rank that ended early reports only when three ranks have complained, however late their complaints come.
 REPORT_THREE = """
-from hpccoll.runtime.failure_detection.endings import JobEndings
+from hpccoll.failures.endings import JobEndings
 report = JobEndings._report
 JobEndings._report = lambda self, complaints: len(complaints) == 3 and report(self, complaints)
 """
@@ -218,7 +219,10 @@ job._unlink_mpich_segments = lambda: (remove(), ctypes.PyDLL(None).sleep(1000)) 
 
 def test_a_job_ends_although_mpi_abort_hangs():
     ended = run_with_fault("raise ValueError('broken')", "comm.barrier()", 2, 1, setup=HANGING_ABORT)
-    require_report(ended, 1, 2, "an exception")
+    # MPICH's mpirun kills rank 0 when it sees the closed connection of rank 1, perhaps before it sees the status of
+    # rank 1, and then joins both statuses by "or".
+    status = 1 if ended.status == 1 | signal.SIGKILL else ended.status
+    require_report(replace(ended, status=status), 1, 2, "an exception")
 
 
 UNDER_MPI4PY = "import sys, hpccoll\ncomm = hpccoll.Communicator()\nif comm.rank:\n    {}\ncomm.barrier()\n"

@@ -91,8 +91,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_file_is_about_thirty_lines() -> None:
-    assert len([line for line in list_blocks(OWN, "python")[0].splitlines() if line.strip()]) <= 30
+def test_the_file_is_about_twenty_lines() -> None:
+    assert len([line for line in list_blocks(OWN, "python")[0].splitlines() if line.strip()]) <= 20
+
+
+def test_the_cost_of_the_guide_is_proven_and_another_cost_is_refuted(folder: Path) -> None:
+    file = folder / "my_file.py"
+    head, end = '"my_all_reduce"', "@algorithm"
+    text = file.read_text().replace(head, f"{head}, cost").replace(end, list_blocks(OWN, "python")[2] + f"\n\n{end}")
+    command = "hpccoll verify my_file.py:my_all_reduce --ranks 1:6"
+    file.write_text(text)
+    assert run(command, folder).returncode == 0
+    file.write_text(text.replace("Cost(steps=2 * (n - 1)", "Cost(steps=2 * n"))
+    done = run(command, folder)
+    assert done.returncode == 1
+    assert "steps" in done.stderr
 
 
 @pytest.mark.slow

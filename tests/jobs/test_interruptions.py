@@ -170,7 +170,7 @@ import signal, sys, threading, time
 import numpy as np
 import hpccoll
 from hpccoll.errors import CommunicationError
-from hpccoll.runtime.failure_detection import endings
+from hpccoll.failures import endings
 from hpccoll.runtime.messages.library_call import LibraryCall
 
 def handle(*_):

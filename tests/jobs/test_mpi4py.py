@@ -128,10 +128,44 @@ def test_a_wrapped_communicator_has_a_summary() -> None:
 
 
 def test_hpccoll_waits_for_several_calls_of_a_kind() -> None:
-    code = f"for _ in range(101): w.Allreduce({ONE})\nx = np.ones(10**6)\nfor _ in range(3): w.Allreduce(x, x.copy())"
+    """A call adds one point, and one more per 16 KiB; a kind needs 1,000 points, and a communicator 10,000."""
+    code = f"for _ in range(10_001): w.Allreduce({ONE})\nx = np.ones(10**6)\n"
+    code += "for _ in range(5): w.Allreduce(x, x.copy())"
     done = run_script([*OVER_HPCCOLL, "-c", START + code], 2, HPCCOLL_SUMMARY="1")
-    assert re.search(r"^Allreduce +< 1 KiB +101 .* 1 %  few such calls so far \(100\)$", done.stderr, re.MULTILINE)
-    assert re.search(r"^Allreduce +< 64 MiB +3 .* 67 %  few such calls so far \(1\)$", done.stderr, re.MULTILINE)
+    assert "hpccoll carried out 3 of 10006 collectives" in done.stderr, done.stderr
+    assert re.search(r"^Allreduce +< 1 KiB +10001 .* 0 %  few such calls so far \(10000\)$", done.stderr, re.MULTILINE)
+    assert re.search(r"^Allreduce +< 64 MiB +5 .* 40 %  few such calls so far \(3\)$", done.stderr, re.MULTILINE)
+
+
+def test_a_program_starts_without_the_modules_that_carry_out_collectives() -> None:
+    code = f"for _ in range(10): w.Allreduce({ONE}); w.allreduce(1)\nw.Barrier(); w.Bcast(np.ones(3)); w.gather(2)\n"
+    code += "modules = 'communicator', 'runtime.engine', 'algorithms', 'selection'\n"
+    code += "print([name for name in modules if f'hpccoll.{name}' in sys.modules])"
+    done = run_script([*OVER_HPCCOLL, "-c", START + code], 2)
+    assert "".join(done.stdout.split()) == "[][]", done.stderr  # mpirun may join the lines of both ranks
+
+
+def test_ranks_count_their_first_calls_alike_whatever_buffers_they_pass() -> None:
+    code = "x, y = np.ones(4), np.empty(4)\nfor i in range(12):\n"
+    code += "    w.Allreduce(x, [y, MPI.DOUBLE] if i % 2 == w.rank else y)\n    assert (y == w.size).all()\n"
+    done = run(code, HPCCOLL_SUMMARY="1", HPCCOLL_MPI4PY_AFTER="5")
+    assert "hpccoll carried out 7 of 12 collectives of rank 0" in done.stderr, done.stderr
+
+
+def test_a_kind_that_objects_have_selected_runs_over_hpccoll_on_all_ranks() -> None:
+    """The small slots of `bcast` have 256 bytes; rank 1 passes an array of as many bytes in another form."""
+    code = f"for _ in range(6): w.Allreduce({ONE})\nx = np.full(256, w.rank, np.uint8)\n"
+    code += "def copy_bytes(): w.Bcast([x, MPI.UINT8_T] if w.rank else x)\ncopy_bytes(); copy_bytes()\n"
+    code += "for _ in range(2): w.bcast(1)\ncopy_bytes(); print(x.sum())"
+    printed = run(code, HPCCOLL_SUMMARY="1", HPCCOLL_MPI4PY_AFTER="5").stdout
+    assert "".join(printed.split()) == "00"  # mpirun may join the lines of both ranks
+
+
+def test_a_reduction_that_hpccoll_lacks_stays_with_mpi() -> None:
+    code = "x, y = np.ones(3, int), np.empty(3, int)\nfor i in range(12):\n    w.Allreduce(x, y, MPI.LAND)\n"
+    code += f"    w.Allreduce({ONE}); assert y.all()\n"
+    done = run(code, HPCCOLL_SUMMARY="1", HPCCOLL_MPI4PY_AFTER="5")
+    assert "hpccoll carried out 7 of 24 collectives of rank 0" in done.stderr, done.stderr
 
 
 def test_ranks_with_other_buffers_take_the_same_way_as_plain_arrays() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hpccoll.profile import explain_profile, read_profile
+from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.lateness import LatenessKind
 from hpccoll.profile.traced_methods import list_methods
 from tests.jobs.launch import BIN, environment
@@ -47,6 +48,8 @@ def test_results_are_equal_bit_for_bit(drop_in, tmp_path):
     assert profile.size == 3
     assert all(rank.has_ended for rank in profile.ranks)
     assert np.all(graph.matches.sent[graph.dest >= 0] >= 0)  # sends found their receives
+    blocking = np.array([name == "Allreduce" for name in (*profile.names, "end")])[graph.op]
+    assert (graph.nbytes[blocking] > 0).all()  # also of calls with MPI.IN_PLACE
     prepared = np.array([name.endswith("_init") for name in (*profile.names, "end")])[graph.op]
     started = prepared & (graph.matches.instance >= 0)
     assert started.sum() == 3 * 2 * (2 * 2 + 17 + 4)  # ranks, rounds; two starts of two requests, collectives, sends
@@ -113,6 +116,37 @@ def test_a_late_rank_is_named_and_replayed(tmp_path):
     replayed = run([BIN / "hpccoll", "replay", files[3], "--engine", "mpi", "-n", 1], 2).stdout
     seconds = {line.split()[0]: float(line.split()[1]) for line in replayed.splitlines() if " s" in line}
     assert seconds["mpi"] == pytest.approx(seconds["recorded"], rel=0.5)
+
+
+SUMS = """
+import time
+import numpy as np
+from mpi4py import MPI
+comm, x, y = MPI.COMM_WORLD, np.ones(1000), np.empty(1000)
+for step in range(12):
+    time.sleep(0.01)
+    comm.Allreduce(x, y)
+"""
+
+
+@pytest.mark.slow
+def test_the_saving_of_a_replay_is_stated(tmp_path):
+    program, job = tmp_path / "sums.py", tmp_path / "job"
+    program.write_text(SUMS)
+    run([BIN / "hpccoll", "profile", "-o", job, program], 2)
+    graph = build_graph(read_profile(str(job)))
+    assert set(graph.itemsize[graph.nbytes == 8000].tolist()) == {8}
+    words = ["--json", "-", "--what-if", "algorithm=all_reduce/ring"]
+    before, after = "--engine mpi,all_reduce/ring --save", "measured by hpccoll replay"
+    assert before in run([BIN / "hpccoll", "profile", job, *words], 0).stdout
+    run([BIN / "hpccoll", "replay", job, "--engine", "mpi,all_reduce/ring", "--save", "-n", 2], 2)
+    assert after in run([BIN / "hpccoll", "profile", job, *words], 0).stdout
+    refused = run([BIN / "hpccoll", "replay", job, "--no-compute", "--save"], 1, status=2)
+    assert "--save" in refused.stderr
+    refused = run([BIN / "hpccoll", "profile", "-o", job, program], 2, status=2).stderr
+    assert refused.count("has a recording; add --overwrite before the script") == 1
+    run([BIN / "hpccoll", "profile", "-o", job, "--overwrite", program], 2)  # a new recording has no replay
+    assert before in run([BIN / "hpccoll", "profile", job, *words], 0).stdout
 
 
 def test_old_calls_are_folded(tmp_path):

@@ -69,7 +69,7 @@ def job(tmp_path_factory):
     """Return the profile of the program, whose results are those of an unrecorded run."""
     path = tmp_path_factory.mktemp("profile")
     expected = run_ranks([sys.executable])
-    assert len(expected) == RANKS * 5
+    assert len(expected) == RANKS * 6
     hosts = ((), OTHER_HOST if can_be_another_host() else ())
     assert run_ranks([BIN / "hpccoll", "profile", "-o", path / "job"], hosts=hosts) == expected
     return explain_profile(read_profile(str(path / "job")))
@@ -82,13 +82,15 @@ def list_calls(rank, profile, name, line=None):
 
 
 def test_buckets_are_recorded_until_the_wait_that_completes_them(job):
+    assert job.profile.library == "gloo"
     for rank in job.profile.ranks:
         reductions = list_calls(rank, job.profile, "allreduce", BACKWARD)
         waits = list_calls(rank, job.profile, "wait", BACKWARD)
         waits = waits[waits["flags"] & EntryFlag.COMPLETE != 0]
-        # plain: 1 bucket in the first step and 2 later ones; unused: a bucket and a map of used parameters; hooked: 1
+        # plain: 1 bucket in the first step and 2 later ones; unused: a bucket and a map of used parameters; sparse and
+        # hooked: 1 each
         plain = 1 + 2 * (STEPS - 1)
-        assert len(reductions) == plain + 2 * STEPS + STEPS
+        assert len(reductions) == plain + 2 * STEPS + 2 * STEPS
         assert reductions["nbytes"][0] == PARAMETER_BYTES
         assert np.all(reductions["nbytes"][1:plain].reshape(-1, 2).sum(axis=1) == PARAMETER_BYTES)
         assert set(reductions["request"]) <= set(waits["request"])
@@ -121,7 +123,7 @@ def test_broadcasts_in_cpp_and_shards_are_recorded(job):
     for rank in job.profile.ranks:
         buffers = list_calls(rank, job.profile, "_broadcast_coalesced", FORWARD)
         assert len(buffers) == 2 * STEPS  # of the two models with a batch normalization
-        assert len(list_calls(rank, job.profile, "_verify_params_across_processes")) == 3
+        assert len(list_calls(rank, job.profile, "_verify_params_across_processes")) == 4
         gathers = [list_calls(rank, job.profile, name, FORWARD) for name in ("_allgather_base", "all_gather_single")]
         assert sum(map(len, gathers)) == STEPS
 

@@ -21,9 +21,9 @@ MPIRUN = Path(sys.executable).with_name("mpirun")
 )
 def test_random_programs_end_with_the_right_results(settings):
     command = [str(MPIRUN), "-n", "4", sys.executable, "-m", "tests.mpi.random_programs"]
-    options = ["--operations", "150", "--per-program", "150", "--seed", "11", "--dump-after", "80"]
+    options = ["--operations", "150", "--per-program", "150", "--seed", "11", "--dump-after", "180"]
     environment = os.environ | settings | {"HPCCOLL_TUNING": "off", "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
-        [*command, *options], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [*command, *options], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert "none wrong" in run.stdout, run.stdout + run.stderr

@@ -57,7 +57,7 @@ CRAFTED = f"""
 import os, struct, time
 from hpccoll.runtime.job import load_mpi
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
-from hpccoll.runtime.recorder.process_notes import HELD_AT, MUTEX_AT
+from hpccoll.recordings.process_notes import HELD_AT, MUTEX_AT
 world = load_mpi().COMM_WORLD
 processes = world.allgather(os.getpid())
 if world.rank == 0:

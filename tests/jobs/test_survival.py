@@ -26,12 +26,14 @@ def run_surviving(script: str, ranks: int, **more: str) -> str:
 
 @needs_ulfm
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "mode", "per_node"), [(70, "one", ""), (81, "two", ""), (72, "one", "2")])
+@pytest.mark.parametrize(
+    ("seed", "mode", "per_node"), [(70, "one", ""), (81, "two", ""), (72, "one", "2"), (73, "make", "")]
+)
 def test_random_kills(seed, mode, per_node):
     status, output = run_job(seed, 4, mode, **({"HPCCOLL_RANKS_PER_NODE": per_node} if per_node else {}))
     assert status == 0, output
-    assert output.count("\nkill ") == (2 if mode == "one" else 1), output
-    assert find_leftovers(output) == []
+    assert output.count("\nkill ") == (1 if mode == "two" else 2), output
+    assert find_leftovers(output, mode) == []
 
 
 STOPPED = """
@@ -74,6 +76,80 @@ for comm in hpccoll.survivors(spares=1):
 def test_a_spare_takes_the_place_of_a_dead_rank():
     output = run_surviving(SPARES, 4, HPCCOLL_FAULT="kill:rank=1,call=50")
     assert sorted(output.splitlines()) == ["done 0 3 3.0", "done 1 3 3.0", "done 2 3 3.0"]
+
+
+FAILED_GROUP = """
+import faulthandler, os, signal, time
+import hpccoll
+
+faulthandler.dump_traceback_later(30, exit=True)
+comm = hpccoll.Communicator(on_failure="raise")
+group = comm.split(0)
+if comm.rank == 2:
+    def die(*arguments):
+        time.sleep(0.5)  # the other ranks call MPI_Comm_dup
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    hpccoll.communicator.communicator.create_mpi_group = die
+try:
+    comm.new_group(range(3))
+except hpccoll.RankLostError as error:
+    print(error.ranks, *(old.shrink().all_reduce(1) for old in (group, comm)))
+"""
+
+
+@needs_ulfm
+def test_a_group_that_could_not_be_made_does_not_block_other_communicators():
+    assert run_surviving(FAILED_GROUP, 3).splitlines() == ["(2,) 2 2"] * 2
+
+
+LOST_BEFORE = """
+import os, signal
+import hpccoll
+
+comm = hpccoll.Communicator(on_failure="raise")
+comm.barrier()
+if comm.rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    comm.cart(1)
+except hpccoll.RankLostError as error:
+    print(error.ranks, error.operation)
+"""
+
+
+@needs_ulfm
+def test_the_error_of_a_grid_that_could_not_be_made_names_the_call():
+    assert run_surviving(LOST_BEFORE, 3).splitlines() == ["(2,) cart"] * 2
+
+
+FAILED_MEMBER = """
+import faulthandler
+import hpccoll
+from hpccoll.communicator import survival
+
+faulthandler.dump_traceback_later(30, exit=True)
+
+def fail(mpi_comm, make, parent):
+    make(mpi_comm).discard()
+    raise hpccoll.CommunicationError("rank 1 fails after the others")
+
+comm = hpccoll.Communicator(on_failure="raise")
+if comm.rank == 1:
+    survival.make_or_revoke = fail
+try:
+    comm.split(0)
+except hpccoll.CommunicationError as error:
+    print(error)
+"""
+
+
+@needs_ulfm
+def test_a_group_that_one_member_could_not_make_is_an_error_on_all_members():
+    texts = {"rank 1 fails after the others"} | {
+        f"rank {rank}: split failed on another rank; see its error" for rank in (0, 2)
+    }
+    assert set(run_surviving(FAILED_MEMBER, 3).splitlines()) == texts
 
 
 BREAK = """
@@ -183,7 +259,7 @@ def test_agreements_are_right_while_operations_are_in_flight():
 DUPLICATES = """
 import os, signal, sys, threading, time
 from mpi4py import MPI
-from hpccoll.runtime.fault_tolerance import repair_revocation
+from hpccoll.failures.fault_tolerance import repair_revocation
 
 print("repaired", repair_revocation(), flush=True)
 signal.signal(signal.SIGALRM, signal.SIG_DFL)

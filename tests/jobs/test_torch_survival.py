@@ -64,22 +64,37 @@ def test_a_group_of_some_ranks_shrinks(launcher):
 
 
 LIVING = """
-import sys
+from datetime import timedelta
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("hpccoll")
-rank = dist.get_rank()
-dist.barrier()
+rank, world = dist.get_rank(), dist.group.WORLD
+world.monitored_barrier()
 if rank != 1:
     group = dist.shrink_group([1])
     assert group == dist.group.WORLD
+    assert type(group) is type(world)
     x = torch.full((2,), float(rank))
     dist.all_reduce(x)
     again = dist.new_group([0, 1])
     y = torch.ones(1)
     dist.all_reduce(y, group=again)
-    print(f"{dist.get_rank()} {dist.get_world_size()} {x.tolist()} {y.tolist()}\\n", end="", flush=True)
+    if dist.get_rank() == 1:
+        try:
+            group.monitored_barrier(timedelta(seconds=0.1))
+            raise AssertionError("rank 0 has not called monitored_barrier")
+        except dist.DistBackendError:
+            pass
+    model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    model(torch.full((1, 1), float(rank))).backward()
+    gradient, name = model.module.weight.grad.item(), model._get_ddp_logging_data()["backend_name"]
+    sent = dist.isend(x, 1 - dist.get_rank())
+    sender = dist.recv(torch.zeros(2))
+    sent.wait()
+    results = [x.tolist(), y.tolist(), gradient, name, sender]
+    print(f"{dist.get_rank()} {dist.get_world_size()} {results}\\n", end="", flush=True)
     dist.destroy_process_group()
 """
 
@@ -87,4 +102,7 @@ if rank != 1:
 def test_a_living_rank_is_excluded():
     done = run_script(LIVING, 3)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 2 [2.0, 2.0] [2.0]", "1 2 [2.0, 2.0] [2.0]"]
+    assert sorted(done.stdout.splitlines()) == [
+        "0 2 [[2.0, 2.0], [2.0], 1.0, 'hpccoll', 1]",
+        "1 2 [[2.0, 2.0], [2.0], 1.0, 'hpccoll', 0]",
+    ]

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch, torch.distributed as dist
 import hpccoll.torch
 from mpi4py import MPI
-from hpccoll.runtime.recorder import read_recordings, write_torch_traces
+from hpccoll.recordings import read_recordings, write_torch_traces
 
 dist.init_process_group("hpccoll")
 rank, n = dist.get_rank(), dist.get_world_size()

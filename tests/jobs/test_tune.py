@@ -26,7 +26,7 @@ WHO_READS = """
 from mpi4py import MPI
 from hpccoll import Communicator
 with Communicator() as comm:
-    table = comm._engine.call_selector.selector._table
+    table = comm._engine.selector._table
 found = None if table is None else [point.timings[0].name for each in table.series for point in each.points]
 for line in MPI.COMM_WORLD.gather(str(found)) or []:
     print(line)

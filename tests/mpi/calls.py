@@ -1,7 +1,7 @@
 """Calls a collective in every possible way on guarded memory, and compares the results with `replay`.
 
-The expected result is that of `replay` of the plan that the runtime lowers. `measure.data.expect` computes the correct
-result independently of all plans. The elements beside each buffer must not change.
+The expected result is that of `replay` of the plan that the runtime lowers. `tests/expected_result.py` computes the
+correct result independently of all plans. The elements beside each buffer must not change.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from zlib import crc32
 import numpy as np
 
 from hpccoll import Communicator, Reduction
+from hpccoll.arrays import DType, as_buffer
 from hpccoll.plan import Operation
-from hpccoll.runtime.arrays import DType, as_buffer
 from hpccoll.runtime.collective_call import CollectiveCall
 from tests.mpi.cases import BRING_BLOCKS, VECTORS, Array, Case, bits
 

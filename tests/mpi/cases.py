@@ -3,7 +3,7 @@
 With n ranks, an operation on blocks moves n blocks of `count` elements, and the others one vector of `count` elements.
 
 The expected result is that of `replay` of the plan that the runtime lowers, with the same scaling before and the same
-division after the plan. `measure.data.expect` computes the correct result independently of all plans.
+division after the plan. `tests/expected_result.py` computes the correct result independently of all plans.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from hpccoll import Reduction
 from hpccoll.algorithms import Algorithm, list_algorithms, make_algorithm
-from hpccoll.measure.data import ExpectedResult, compute_expected_result, get_reduction_function, make_input
+from hpccoll.arrays import DTYPES, DType, get_dtype
+from hpccoll.measure.data import ExpectedResult, get_reduction_function, make_input
 from hpccoll.plan import Nodes, Operation, replay
-from hpccoll.runtime.arrays import DTYPES, DType, get_dtype
+from tests.expected_result import compute_expected_result
 
 Array = NDArray[Any]
 CHUNKS = (1, 2, 3, 7, 16)

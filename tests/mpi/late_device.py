@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from hpccoll.runtime.arrays import DType
-from hpccoll.runtime.arrays.interface import ExternalMemory
-from hpccoll.runtime.arrays.numpy_arrays import NumPyModule
+from hpccoll.arrays import DType
+from hpccoll.arrays.interface import ExternalMemory
+from hpccoll.arrays.numpy_arrays import NumPyModule
 from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec
 from tests.unit.runtime.cuda.host_kernels import HostKernels, run
 

@@ -25,8 +25,8 @@ from mpi4py import MPI
 
 import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
+from hpccoll.arrays import get_dtype
 from hpccoll.plan import Operation
-from hpccoll.runtime.arrays import get_dtype
 
 COUNTS = (0, 1, 2, 3, 7, 16, 61, 128, 1000, 4096, 10_007)
 LARGE_COUNTS = (70_001, 300_000)

@@ -9,10 +9,10 @@ import pytest
 
 import hpccoll
 from hpccoll.algorithms import get_algorithm
+from hpccoll.arrays import DTYPES
 from hpccoll.errors import BufferError, HpccollError, ReductionError, UnknownNameError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import check_call
-from hpccoll.runtime.arrays import DTYPES
 
 
 @pytest.fixture(scope="module")

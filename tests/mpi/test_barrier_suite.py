@@ -63,10 +63,13 @@ def test_every_barrier_is_measured_and_safe_and_its_records_fulfil_the_schema(co
     assert {each.name for each in ready} >= {
         f"{engine}/{name}" for engine in ("hpccoll", "mpi") for name in list_barrier_names(engine) if name not in names
     }
+    shares: list[float] = []
     suite = make_suite(timer, layout, clock, ready)
+    suite.on_share = shares.append
     suite.begin()
     records = list(suite.run())
     assert len(records) == 3 * len(ready)
+    assert set(shares) == {1.0}
     if comm.rank:
         assert records == [None] * len(records)
         return
@@ -156,6 +159,13 @@ def test_the_clock_of_the_host_is_common_to_its_ranks(comm, layout):
     assert max(first for first, _, _ in readings) <= min(last for _, _, last in readings)
     with pytest.raises(UnknownNameError, match="hca3"):
         JobClock(comm, layout, "sundial")
+
+
+def test_only_the_clock_of_the_host_stays_the_same_when_refreshed(comm, layout):
+    clock = JobClock(comm, layout, None)
+    before = clock.current
+    assert clock.refresh() is clock.current
+    assert (clock.current is before) == (clock.name == "host")
 
 
 def test_another_clock_is_refreshed(comm, layout):

@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 import hpccoll
+from hpccoll import lowering
 from hpccoll.algorithms import list_algorithm_names
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
-from hpccoll.runtime import lowering
 from hpccoll.runtime.messages import native_executable
 
 
@@ -169,7 +169,7 @@ def test_many_small_new_buffers_leave_no_objects_behind(comm):
 
     def objects() -> int:
         hpc._engine.cache.forget()
-        hpc._engine._context.native.clear()
+        hpc._engine.native.clear()
         gc.collect()
         return len(gc.get_objects())
 

@@ -12,7 +12,10 @@ import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan import Operation
+from hpccoll.runtime.call_cache import CALLS_BEFORE_PLAN
+from hpccoll.runtime.recorder.flight_recorder import get_recorder
 from hpccoll.runtime.shared_memory import access
+from hpccoll.selection import MPI_LIBRARY
 
 COUNTS = (6, 7, 1000, 1001, 9000, 40_000)
 
@@ -376,3 +379,36 @@ def test_empty_views_at_equal_addresses_are_not_passed_to_mpi(hpc):
             whole[:] = 3
         x = np.ones(2) if hpc.rank == 0 else whole[:0]
         assert hpc.all_gather(x, counts=counts, out=whole, algorithm="mpi").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("operation", [Operation.ALL_GATHER, Operation.GATHER, Operation.REDUCE_SCATTER])
+def test_the_library_carries_out_the_first_calls_with_new_counts_on_all_ranks(hpc, operation, asynchronous):
+    """Also if the arrays of one rank need the checks in every call, and those of another rank in few calls."""
+    n, rank = hpc.size, hpc.rank
+    counts, known = [r + 2 for r in range(n)], {call.serial for call in get_recorder().read().calls}
+    rows = sum(counts) if operation is Operation.REDUCE_SCATTER else counts[rank]
+    for turn in range(CALLS_BEFORE_PLAN + 3):
+        needs_checks = rank == 0 or (turn + rank) % 5 == 0
+        x = np.full(2 * rows, rank + 1)[::2] if needs_checks else np.full(rows, rank + 1)
+        result = getattr(hpc, operation.value)(x, counts=counts, async_op=asynchronous)
+        result = result.wait() if asynchronous else result
+        if operation is Operation.REDUCE_SCATTER:
+            assert result.tolist() == [n * (n + 1) // 2] * counts[rank]
+        else:
+            assert result is None or result.tolist() == np.repeat(np.arange(n) + 1, counts).tolist()
+    own = [call for call in get_recorder().read().calls if call.communicator == hpc._state.communicator]
+    names = [call.algorithm for call in own if call.serial not in known and call.operation == operation.value]
+    assert names[:CALLS_BEFORE_PLAN] == [MPI_LIBRARY] * CALLS_BEFORE_PLAN
+    if n > 1 and n <= 4 and not asynchronous and len(hpc._engine.nodes) == 1:
+        assert set(names[CALLS_BEFORE_PLAN:]) <= {"shared", "tree"}
+        assert len(names) == CALLS_BEFORE_PLAN + 3
+    assert len(set(hpc._comm.allgather(tuple(names)))) == 1
+
+
+def test_calls_with_other_counts_each_time_make_no_plans(hpc, monkeypatch):
+    monkeypatch.setattr(hpc._engine, "_make_executable", None)
+    for turn in range(40):
+        counts = [(turn * (r + 1)) % 7 + 1 for r in range(hpc.size)]
+        whole = hpc.all_gather(np.full(counts[hpc.rank], hpc.rank), counts=counts)
+        assert whole.tolist() == np.repeat(np.arange(hpc.size), counts).tolist()

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 import hpccoll
 from hpccoll.algorithms import list_algorithms
+from hpccoll.arrays import Buffer, as_buffer
 from hpccoll.errors import MismatchError, UnavailableError, UsageError
 from hpccoll.native import NodeBarrier
 from hpccoll.plan import Operation
 from hpccoll.runtime import arguments
-from hpccoll.runtime.arrays import Buffer, as_buffer
 from hpccoll.runtime.cuda.device import SharedDeviceMemory, StreamFences, device_empty
 from hpccoll.runtime.cuda.ipc import SLOTS, IpcCloseCounters, free_ready
 from hpccoll.runtime.progress import Progress

@@ -1,4 +1,4 @@
-"""Calls that the MPI library carries out, with other counts or another root on each rank, are refused on all ranks."""
+"""Calls with other counts or roots are refused: by the MPI library on all ranks, by a plan on the receiving rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 import hpccoll
-from hpccoll.errors import MismatchError
+from hpccoll.errors import CommunicationError, MismatchError
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="ranks differ")
 COUNT = 20_000  # 160 kB, so that calls are compared also with more ranks than cores
@@ -57,3 +57,20 @@ def test_a_plan_meets_the_library(hpc):
     algorithm = "shared" if hpc.rank else "mpi"
     with pytest.raises(MismatchError, match=r"rank 0: algorithm mpi; rank 1: algorithm shared"):
         hpc.all_gather(np.ones(COUNT), algorithm=algorithm)
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("count", [1, 10, COUNT])
+def test_a_message_of_a_plan_that_is_too_short_is_no_result(hpc, count, async_op):
+    def reduce(pair):
+        value = pair.reduce(np.ones(count + (pair.rank == 0)), root=0, algorithm="tree", async_op=async_op)
+        return value.wait() if async_op else value
+
+    if hpc.rank > 1:
+        return
+    with hpc.new_group([0, 1]) as pair:  # after the error, further ranks would wait for rank 0
+        if pair.rank:
+            reduce(pair)
+            return
+        with pytest.raises(CommunicationError, match="a message of another rank is shorter than expected"):
+            reduce(pair)

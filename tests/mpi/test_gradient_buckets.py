@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hpccoll
+from hpccoll.errors import UsageError
 
 torch = pytest.importorskip("torch")
 
@@ -128,3 +129,13 @@ def test_the_gradients_are_symmetric_buffers(hpc, dp):
 
     buckets = GradientBuckets(make_parameters(), dp, 1 << 20)
     assert all(shared_buffers().find(buffer.data_ptr()) is not None for buffer in buckets.buffers)
+
+
+@pytest.mark.needs_ranks(2)
+def test_a_call_that_raises_stops_the_timer(dp):
+    with pytest.raises(UsageError, match="average"):
+        dp.all_reduce(torch.ones(3), "average")
+    assert 0 < dp.exposed_seconds <= dp.timer.seconds
+    before = dp.timer.seconds
+    dp.all_reduce(torch.ones(3))
+    assert dp.timer.seconds > before

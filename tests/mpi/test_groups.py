@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpccoll
 from hpccoll.algorithms import list_algorithm_names
@@ -136,3 +137,17 @@ def test_an_intercommunicator_is_refused(comm):
         hpccoll.Communicator(joined)
     joined.Free()
     half.Free()
+
+
+def test_a_rank_with_an_undefined_color_is_in_no_group(hpc):
+    for none in (None, MPI.UNDEFINED):
+        group = hpc.split(none if hpc.rank == 0 else 1)
+        assert (group is None) == (hpc.rank == 0)
+        if group is not None:
+            assert group.size == hpc.size - 1
+            group.close()
+
+
+def test_a_color_that_is_no_integer_is_an_error_on_all_ranks(hpc):
+    with pytest.raises(UsageError, match="split takes integers as color and key"):
+        hpc.split(np.arange(2) if hpc.rank == 0 else 1)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import hpccoll
 from hpccoll.algorithms import list_algorithms
+from hpccoll.arrays import get_dtype
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.measure.data import make_input
 from hpccoll.plan import replay
-from hpccoll.runtime.arrays import get_dtype
 from hpccoll.runtime.job import RANKS_PER_NODE, detect_layout
 from hpccoll.runtime.shared_memory import access
 from hpccoll.runtime.two_level import executable as two_level

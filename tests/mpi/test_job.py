@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpccoll.runtime import job, launcher
+from hpccoll.processes import launcher
+from hpccoll.runtime import job
 
 
 def test_the_world_is_the_launcher_s():

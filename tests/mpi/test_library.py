@@ -14,11 +14,11 @@ from mpi4py import MPI
 
 import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
+from hpccoll.arrays import DTYPES, Reduction, get_dtype
+from hpccoll.arrays.interface import view_host_memory
 from hpccoll.errors import UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.arguments import check_call
-from hpccoll.runtime.arrays import DTYPES, Reduction, get_dtype
-from hpccoll.runtime.arrays.interface import view_host_memory
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.messages.mpi_calls import explain_refusal
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import hpccoll
+from hpccoll.arrays import DTYPES
 from hpccoll.errors import BufferError, CommunicationError, UsageError, WaitTimeoutError
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.arrays import DTYPES
 from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
@@ -340,3 +340,21 @@ def test_the_wildcard_has_a_name(hpc):
     sent = hpc.isend(np.array([4]), hpc.rank)
     assert hpc.recv(np.zeros(1, int), hpccoll.ANY_SOURCE) == 4
     sent.wait()
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size == 1, reason="two ranks")
+@pytest.mark.parametrize("call", ["recv", "sendrecv"])
+def test_a_compared_message_of_another_dtype_is_refused(comm, call):
+    with hpccoll.Communicator(comm, compare_arguments=True) as hpc:
+        right, left = (hpc.rank + 1) % hpc.size, (hpc.rank - 1) % hpc.size
+        x, out = np.full(4, hpc.rank, np.float32), np.zeros(4, np.int32)
+        work = hpc.isend(x, right) if call == "recv" else None
+        with pytest.raises(CommunicationError, match="a message of dtype float32 into an array of dtype int32"):
+            _ = hpc.sendrecv(x, right, left, out=out) if work is None else hpc.recv(out, left)
+        if work is not None:
+            work.wait()
+        hpc.sendrecv(x, right, out=out)  # receives from any rank do not compare dtypes
+        raw = hpc.sendrecv(x.view(np.uint8), right, left, out=np.zeros(4, np.float32))  # bytes match every dtype
+        assert raw.tolist() == hpc.sendrecv(x, right, left).tolist() == [left] * 4
+        with pytest.raises(CommunicationError, match="a message of 16 bytes into an array of 20"):
+            hpc.sendrecv(x, right, left, out=np.zeros(5, np.float32))

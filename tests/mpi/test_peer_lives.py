@@ -14,7 +14,7 @@ import pytest
 from hpccoll.errors import BufferError, CommunicationError, UnavailableError, UnknownNameError, UsageError
 from hpccoll.peers import LibraryEngine, MpiEngine, TorchEngine, start_engine, start_engines
 from hpccoll.plan import Operation
-from hpccoll.runtime import launcher
+from hpccoll.processes import launcher
 from tests.requirements import without_gpu
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hpccoll.arrays import NUMPY, get_dtype
 from hpccoll.errors import (
     ReductionError,
     UsageError,
@@ -23,7 +24,6 @@ from hpccoll.peers import LibraryEngine, MpiEngine, TorchEngine
 from hpccoll.plan import Operation
 from hpccoll.records import StartMethod
 from hpccoll.runtime import job
-from hpccoll.runtime.arrays import NUMPY, get_dtype
 
 Array = NDArray[Any]
 pytestmark = pytest.mark.mpi

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpccoll.arrays import Reduction
 from hpccoll.communicator import Communicator
 from hpccoll.errors import CommunicationError, MismatchError, WaitTimeoutError
-from hpccoll.runtime.arrays import Reduction
-from hpccoll.runtime.recorder import CallKind, RecordedCall
+from hpccoll.recordings import CallKind, RecordedCall
 from hpccoll.runtime.recorder.flight_recorder import get_recorder
 
 
@@ -191,7 +191,7 @@ def test_groups_have_ids_and_members_of_their_own(taped):
     assert [(call.operation, call.number) for call in calls] == [("barrier", 1)]
     assert [(call.operation, call.kind) for call in taped.read()] == [
         ("split", CallKind.COLLECTIVE),
-        ("new_group", CallKind.WAIT),
+        ("split", CallKind.WAIT),
     ]
     recorded = get_recorder().read().communicators[calls[0].communicator]
     expected = tuple(rank for rank in reversed(range(comm.size)) if rank % 2 == comm.rank % 2)

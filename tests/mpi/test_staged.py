@@ -21,18 +21,18 @@ import pytest
 
 import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithms
+from hpccoll.arrays import DTYPES, Buffer, NumPyModule, Reduction
+from hpccoll.arrays.interface import view_host_memory
 from hpccoll.errors import ReductionError, UsageError
+from hpccoll.lowering import message_lowering
 from hpccoll.measure.data import get_reduction_function, make_input
 from hpccoll.peers import library_engine, start_engine
 from hpccoll.plan import Operation, replay
+from hpccoll.processes.command import CommandResult
 from hpccoll.runtime.arguments import check_call
-from hpccoll.runtime.arrays import DTYPES, Buffer, NumPyModule, Reduction
-from hpccoll.runtime.arrays.interface import view_host_memory
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.command import CommandResult
 from hpccoll.runtime.cuda import probe
 from hpccoll.runtime.engine import Engine
-from hpccoll.runtime.lowering import message_lowering
 from hpccoll.runtime.messages import executable
 from hpccoll.runtime.messages import point_to_point as messaging
 from hpccoll.runtime.messages.executable import MessageExecutable, message_calls
@@ -169,7 +169,8 @@ def buffer(stream, flat) -> Buffer:
 
 def job(stream, algorithm, root, op, x, out, count) -> CollectiveCall:
     ends = [None if flat is None else buffer(stream, flat) for flat in (x, out)]
-    return CollectiveCall(algorithm.operation, algorithm, root, Reduction.parse(op), ends[0], ends[1], count)
+    call = CollectiveCall(algorithm.operation, algorithm, root, Reduction.parse(op), ends[0], ends[1], count)
+    return replace(call, in_place=x is not None and x is out)
 
 
 def wanted(eng, made, inputs) -> list[Any]:
@@ -394,7 +395,7 @@ def test_nothing_is_queued_when_a_message_starts(eng, stream, takes, persistent)
 
     x = stream.empty(700, FLOAT)
     made = job(stream, get_algorithm(Operation.ALL_REDUCE, "rabenseifner"), 0, "sum", x, x, 700)
-    bound = MessageExecutable(eng._context, made, eng.select(made))
+    bound = MessageExecutable(eng, eng._resolve(made))
     stream.later("mine", partial(np.copyto, x, data(eng.rank, 700)))()
     watched: Any = Watched(eng.comm, stream, queued)
     taken = message_calls(bound._program, bound._space, watched, 1, persistent=persistent, pinned=not takes)

@@ -13,7 +13,7 @@ from hpccoll.algorithms import registry
 from hpccoll.algorithms.loader import load_and_prove
 from hpccoll.plan import Operation
 from hpccoll.plan.interchange.json_plans import to_json
-from hpccoll.runtime import joint_failure
+from hpccoll.processes import joint_failure
 from hpccoll.synthesis import NetworkBuilder
 from hpccoll.synthesis.forest_plan import synthesize
 

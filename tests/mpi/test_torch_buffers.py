@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import hpccoll
+from hpccoll.arrays import DTYPES
 from hpccoll.errors import BufferError, ReductionError, UnknownNameError
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.arrays import DTYPES
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 COMPLEX = ["complex64", "complex128"]

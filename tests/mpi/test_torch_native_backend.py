@@ -58,7 +58,7 @@ def test_every_question_for_a_feature_has_an_answer(dist):
     backend = get_backend(dist)
     answers = {name: getattr(backend, name) for name in dir(backend) if "supports_" in name}
     supported = {name for name, answer in answers.items() if answer is True}
-    assert supported == {"supports_splitting"}
+    assert supported == {"supports_splitting", "supports_shrinking"}
 
 
 @pytest.mark.mpi(min_size=2)

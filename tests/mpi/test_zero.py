@@ -219,3 +219,14 @@ def test_shards_are_symmetric_buffers_and_gathered_parameters_are_freed(hpc, tra
     shapes = [shard.shape for shard in ours.layers.shards]
     assert [tuple(x.shape) for x in ours.layers.parameters] == shapes
     assert np.isfinite(ours.evaluate()[0])
+
+
+@pytest.mark.needs_ranks(2)
+def test_gathered_parameters_are_freed_if_the_body_raises(hpc, trainer):
+    shards = trainer(Mesh(dp=hpc.size), replace(EVEN, zero=3)).replicas
+    with pytest.raises(ZeroDivisionError), shards.gathered():
+        1 / 0  # noqa: B018 - raises
+    assert all(unit.whole is None for unit in shards.units)
+    with shards.gathered():
+        assert all(unit.whole is not None for unit in shards.units)
+    assert all(unit.whole is None for unit in shards.units)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpccoll.profile import explain_profile, read_profile
-from hpccoll.profile.screen import list_findings
+from hpccoll.profile.findings import list_findings
 from hpccoll.profile.what_if import WhatIf
 
 pytestmark = pytest.mark.full  # its figures vary beside other tests
@@ -48,9 +48,9 @@ def test_a_late_node_is_named_and_faster_links_are_predicted(lab, tmp_path):
     slow = record(lab, tmp_path, "100M")
     assert [rank.host for rank in slow.profile.ranks] == ["node1", "node1", "node2", "node2"]
     assert slow.profile.clock_error_s < 2e-3
-    named = next(finding for finding in list_findings(slow) if finding.cause is slow.late_nodes[0])
-    assert named.text.startswith("node node2 (ranks 2-3) arrives last in ")
-    assert named.cause.saved_s == pytest.approx(STEPS * LATE_S, rel=0.4)  # other programs share the cores
+    named = next(finding for finding in list_findings(slow) if finding.cause == "late_node")
+    assert named.found.startswith("node node2 (ranks 2-3) arrives last in ")
+    assert named.saved_s == pytest.approx(STEPS * LATE_S, rel=0.4)  # other programs share the cores
     what_if = WhatIf(slow.graph)
     limited = 1 - BURST / NBYTES  # of a message, which is sent at 100 Mbit/s
     assert 1 / what_if.network.beta_s_per_byte == pytest.approx(12.5e6 / limited, rel=0.3)

@@ -15,7 +15,7 @@ from tests.slurm.batch import OTHER_VENV, SCRIPTS, Job, environment, submit
 
 SMALL = ("-b", "8", "-e", "1K", "-f", "128", "-n", "3", "--engine", "mpi,hpccoll", "--algorithm", "ring,auto")
 SHELL_SCRIPTS = sorted(path.name for path in SCRIPTS.glob("*.sh"))
-SOURCED = ("job.sh", "launch.sh", "env.sh", "bind.sh")  # not submitted themselves
+SOURCED = ("job.sh", "launch.sh", "env.sh", "bind.sh", "start_rank.sh")  # not submitted themselves
 OPERATIONS = (
     *("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter"),
     "barrier",

@@ -1,4 +1,4 @@
-"""`SURVIVE=1 sbatch slurm/train.sh`: training continues without dead ranks; after the loss of a node it is requeued."""
+"""`SURVIVE=1 sbatch slurm/train.sh`: training continues without dead ranks and nodes, or the job is requeued."""
 
 from __future__ import annotations
 
@@ -33,8 +33,21 @@ def test_a_dead_rank_costs_this_rank_only(lab, tmp_path, surviving):
     assert [step["step"] for step in job.records("train.jsonl", "train")] == list(range(1, 61))
 
 
-def test_a_job_that_loses_a_node_is_requeued(lab, tmp_path, surviving):
-    words = ("dp", "--dtype", "float64", "--steps", "100000")
+def test_a_dead_node_costs_its_ranks_only(lab, tmp_path, surviving):
+    words = ("zero1", "--width", "16", "--dtype", "float64", "--steps", "100")
+    options = ("--nodes=3", "--ntasks-per-node=2", "--no-kill")
+    job = submit(lab, tmp_path, "train.sh", *words, options=options, env=surviving)
+    job.until(lambda: len(job.records("train.jsonl", "train")) > 2)
+    lab.set_power("node2", on=False)  # ends the node's processes and its link without a notice
+    assert job.ended() == ("COMPLETED", "0:0"), job.output
+    (recovery,) = job.records("train.jsonl", "train_recovery")
+    assert (recovery["strategy"], recovery["lost_hosts"]) == ("dp=4", ["node2", "node2"])
+    assert [step["step"] for step in job.records("train.jsonl", "train")] == list(range(1, 101))
+    assert "attempt 2" not in job.ending
+
+
+def test_a_job_with_too_few_nodes_left_is_requeued(lab, tmp_path, surviving):
+    words = ("tp=2", "--dtype", "float64", "--steps", "100000")
     options = ("--nodes=2", "--ntasks-per-node=1", "--no-kill")
     job = submit(lab, tmp_path, "train.sh", *words, options=options, env=surviving)
     job.until(lambda: len(job.records("train.jsonl", "train")) > 2)
@@ -42,4 +55,3 @@ def test_a_job_that_loses_a_node_is_requeued(lab, tmp_path, surviving):
     job.until(lambda: "attempt 2: began on node[3-4]" in job.ending)
     assert "training ended, because nodes failed: node2" in job.ending
     lab.run(["scancel", job.number])
-    lab.set_power("node2", on=True)

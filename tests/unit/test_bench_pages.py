@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hpccoll.records.json_schema import DEFINITIONS
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 
@@ -43,3 +45,13 @@ def test_every_claim_has_one_chart_and_one_table():
     for section in sections:
         assert section.count("\n|---") == 1
         assert section.count("\n| ") <= 8
+
+
+def test_every_kind_of_record_of_the_scripts_is_described():
+    text = (BENCH / "README.md").read_text()
+    described = set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE))
+    scripts = "".join(path.read_text() for path in BENCH.glob("*.py"))
+    files = "".join(path.read_text() for path in (BENCH / "results").rglob("*.jsonl"))
+    written = set(re.findall(r'"kind": ?"(\w+)"', scripts + files))
+    assert "failure_watch" in written
+    assert written - set(DEFINITIONS) <= described

@@ -12,11 +12,11 @@ import pytest
 
 import hpccoll
 from hpccoll.algorithms import get_algorithm, list_algorithms
+from hpccoll.arrays import NUMPY
 from hpccoll.communicator.cartesian import divide_ranks
 from hpccoll.errors import BufferError, MismatchError, ReductionError, UnknownNameError, UsageError
 from hpccoll.plan import Operation
 from hpccoll.runtime.argument_check import ArgumentCheck
-from hpccoll.runtime.arrays import NUMPY
 from hpccoll.runtime.node_memory import symmetric
 from hpccoll.runtime.progress import InFlight
 

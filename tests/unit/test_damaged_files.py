@@ -22,9 +22,10 @@ from hpccoll.errors import HpccollError
 from hpccoll.plan import Operation
 from hpccoll.plan.interchange.torch_schedules import format_schedule_csv
 from hpccoll.predict.machine_catalogue import load_machine
+from hpccoll.recordings import read_recording
 from hpccoll.report.load import load_results
-from hpccoll.runtime.recorder import FlightRecorder, read_recording
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
+from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
 from hpccoll.schedules import make_schedule
 from hpccoll.schedules.schedule_files import prove_schedule_file
 from hpccoll.selection import tuning_files

@@ -16,7 +16,7 @@ MUTANTS = read_mutants(ROOT / "tests" / "mutation" / "mutants.jsonl")
 def test_mutants_fit_the_tree():
     stale = [mutant for mutant in MUTANTS if not mutant.is_applicable(ROOT) or mutant.old == mutant.new]
     assert not stale, "draw others in their place: python -m tests.mutation --help"
-    assert len(MUTANTS) >= 40
+    assert len(MUTANTS) >= 140
     assert len(set(MUTANTS)) == len(MUTANTS)
 
 

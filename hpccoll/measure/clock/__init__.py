@@ -1,8 +1,8 @@
 """A clock that all ranks share: each rank maps its local clock to rank 0's by a linear model (drift and offset).
 
-`synchronize` exchanges messages between pairs of ranks and returns a `GlobalClock`; `measure_residual` measures how far
-the clocks of the ranks are apart later. `JobClock` reads the clock of the host where all ranks share it. Start reading
-in `synchronization`.
+`synchronize` exchanges messages between pairs of ranks and returns a `GlobalClock`; `measure_residual` measures later
+how far the ranks' global clocks are apart. If all ranks run on one host, `JobClock` reads the host's clock. Start
+reading in `synchronization`.
 """
 
 from hpccoll.measure.clock.global_clock import GlobalClock

@@ -1,20 +1,21 @@
-"""Fits the linear model of a clock relative to another one to the timestamps of ping-pongs."""
+"""Fits linear models of the difference between two ranks' clocks to the timestamps of ping-pong messages."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from hpccoll.measure.clock.ping_pong import JITTER, PingPongs, Times, compute_deviations_s
-from hpccoll.runtime.recorder import ClockModel
+from hpccoll.recordings import ClockModel
 
 FREE_DRIFT = 1e-4  # the drift that a clock without drift correction may have: 100 ppm, a poor quartz
 
 
 def fit_weighted_exchanges(measured: PingPongs) -> ClockModel:
-    """Fit a linear model of the clock difference of two ranks to ping-pongs, in which fast ones weigh most (HCA3).
+    """Return a linear model of the clock difference of two ranks, fitted to ping-pongs; fast ones weigh most (HCA3).
 
-    A delayed message makes a round trip longer, and the offset wrong by at most half the delay. Each batch gives one
-    point. The error of the line is half the fastest round trip plus two standard errors of the fit.
+    A delayed message makes a round trip longer, and the measured offset wrong by at most half the delay. The model is a
+    line that is fitted to one point per batch of ping-pongs; the model's error is half the fastest round trip plus two
+    standard errors of the fit.
     """
     times_s, offsets_s, deviations_s = summarize_batches(measured)
     line = _fit_line(times_s, offsets_s, deviations_s)
@@ -23,10 +24,12 @@ def fit_weighted_exchanges(measured: PingPongs) -> ClockModel:
 
 
 def drop_doubtful_drift(fitted: ClockModel, measured: PingPongs) -> ClockModel:
-    """Return the model `fitted` without its drift, if messages that became slower one way could have caused the drift.
+    """Return the model `fitted`, without its drift if messages that became slower could have caused the drift.
 
-    Messages that became slower one way shift the offset by up to the fastest round trip during the measurement. This
-    function is for two ranks of a node: both read the same clock, so the true drift between them is zero.
+    While the ping-pongs `measured` ran, messages in one direction may have become slower than those in the other, which
+    changes the measured offset by up to the fastest round trip. A drift is set to zero unless it changes the offset by
+    more than the fastest round trip. The function is for two ranks of a node: both read the same clock, so their true
+    drift is zero.
     """
     span_s = float(np.ptp(measured.middles_s))
     if abs(fitted.drift) * span_s > float(measured.round_trips_s.min()):
@@ -35,9 +38,9 @@ def drop_doubtful_drift(fitted: ClockModel, measured: PingPongs) -> ClockModel:
 
 
 def summarize_batches(measured: PingPongs) -> tuple[Times, Times, Times]:
-    """Return three arrays in seconds, with an element per batch: time, clock difference, and its standard deviation.
+    """Return arrays in seconds, by batch: the time, the clock difference, and the difference's standard deviation.
 
-    The values are weighted means over the ping-pongs of the batch, in which fast ping-pongs weigh most.
+    The times and clock differences are means over a batch of ping-pongs, in which fast ping-pongs weigh most.
     """
     trips_s = measured.round_trips_s
     deviations_s = compute_deviations_s(trips_s, float(trips_s.min()))
@@ -48,10 +51,10 @@ def summarize_batches(measured: PingPongs) -> tuple[Times, Times, Times]:
 
 
 def fit_usual_round_trip(measured: PingPongs) -> ClockModel:
-    """Fit a linear model of the clock difference of two ranks, assuming that messages take equal times both ways.
+    """Return a linear model of the clock difference of two ranks, assuming that messages take equal times both ways.
 
-    Every answer is assumed to take half the median round trip (Jones and Koenig, 2012). Each batch gives one point, the
-    median of its offsets. All exchanges count alike.
+    Every answer is assumed to take half the median round trip (Jones and Koenig, 2012). The model is a line that is
+    fitted to the median offset of each batch of ping-pongs. All ping-pongs have equal weight.
     """
     half_s = float(np.median(measured.round_trips_s)) / 2
     offsets_s = np.median(measured.answered + half_s - measured.received, axis=1)
@@ -60,10 +63,10 @@ def fit_usual_round_trip(measured: PingPongs) -> ClockModel:
 
 
 def fit_offset_bounds(measured: PingPongs) -> ClockModel:
-    """Return a model of the clock difference of two ranks without drift: the middle of the offsets that are possible.
+    """Return a model of the clock difference of two ranks without drift: the middle of all possible offsets.
 
-    The scheme is that of SKaMPI. The client sends before the reference answers, and receives after it, so each exchange
-    bounds the offset from both sides.
+    As in SKaMPI, each ping-pong gives a lower and an upper bound of the offset, because the client sends before the
+    reference answers, and receives afterwards.
     """
     highest = float((measured.answered - measured.sent).min())
     lowest = float((measured.answered - measured.received).max())
@@ -72,10 +75,10 @@ def fit_offset_bounds(measured: PingPongs) -> ClockModel:
 
 
 def _fit_line(times_s: Times, offsets_s: Times, deviations_s: Times) -> ClockModel:
-    """Return the line through clock differences by weighted least squares; its errors are two standard errors.
+    """Return the weighted least-squares line through clock differences, with two standard errors as its error bounds.
 
-    All arguments are arrays in seconds: times, differences, and the standard deviations of the differences. The
-    standard errors come from the deviations or from the scatter around the line, whichever is larger.
+    All arguments are arrays in seconds: times, clock differences, and the standard deviations of the differences. The
+    standard errors follow from the given standard deviations, or from the scatter around the line if that is larger.
     """
     weights = deviations_s**-2
     total = float(weights.sum())

@@ -6,13 +6,13 @@ from typing import TypeVar
 
 from hpccoll.measure.clock.local_clock import LocalClock
 from hpccoll.measure.clock.ping_pong import PingPongs, Times
-from hpccoll.runtime.recorder import ClockModel
+from hpccoll.recordings import ClockModel
 
 Seconds = TypeVar("Seconds", float, Times)
 
 
 class GlobalClock:
-    """Rank 0's clock, computed on any rank from this rank's own clock by a linear model; made by `synchronize`.
+    """Rank 0's clock, which each rank computes from its own clock by a linear model; made by `synchronize`.
 
     `scheme` is the name of the synchronization scheme, `local` this rank's own clock, `cost_s` the seconds that
     synchronizing took so far, `model` the model of this rank, and `measured` the ping-pongs to which the model was
@@ -33,13 +33,9 @@ class GlobalClock:
         return self.local() * self._scale + self._shift_s
 
     def to_global(self, local: Seconds) -> Seconds:
-        """Return the time of rank 0's clock when this rank's clock shows `local`, in seconds; also for arrays."""
+        """Return the time of rank 0's clock, in seconds, when this rank's clock shows `local`, a number or an array."""
         return local * self._scale + self._shift_s
 
     def to_local(self, global_s: float) -> float:
         """Return the time of this rank's clock when rank 0's clock shows `global_s`, in seconds."""
         return (global_s - self._shift_s) / self._scale
-
-    def compute_error_us(self, local: float) -> float:
-        """Return the largest error of `to_global(local)` in microseconds, as estimated by the fit of the model."""
-        return self.model.compute_error_s(local) * 1e6

@@ -14,7 +14,7 @@ from hpccoll.measure.clock.global_clock import GlobalClock
 from hpccoll.measure.clock.residual import measure_residual
 from hpccoll.measure.clock.schemes import CLOCK_NAMES
 from hpccoll.measure.clock.synchronization import resynchronize, synchronize
-from hpccoll.runtime.recorder import ClockModel
+from hpccoll.recordings import ClockModel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,9 +30,10 @@ class JobClock:
     """The common clock of the ranks of `comm`; the constructor, `refresh` and the methods that measure are collective.
 
     Args:
-        comm: the ranks.
+        comm: the communicator of the ranks that share the clock.
         layout: the placement of the ranks on nodes.
-        scheme: how to synchronise: a name of `CLOCK_NAMES`, or `host`; None for host on one node, and hca3 on several.
+        scheme: a name of `CLOCK_NAMES`, or `host` (read the host's clock, without synchronisation); None for `host` on
+            one node, and `hca3` on several.
         limit_s: seconds after which a pair of ranks ends its measurement, as in `synchronize`.
 
     Raises:
@@ -52,8 +53,8 @@ class JobClock:
         self._is_brief = layout.oversubscribed
         self.current = self._make_clock()
         residual = measure_residual(comm, self.current)
-        self.error_s = residual.bound_us * 1e-6  # the largest possible error of a comparison of two ranks' times
-        self.resolution_s = max(residual.offset_us * 1e-6, MIN_RESOLUTION_S)  # its measured error, at least 1 us
+        self.error_s = residual.difference_bound_us * 1e-6  # the largest possible error of comparing two ranks' times
+        self.resolution_s = max(residual.offset_us * 1e-6, MIN_RESOLUTION_S)  # the measured error
 
     @property
     def drifts(self) -> bool:
@@ -66,16 +67,23 @@ class JobClock:
         return self.current.cost_s
 
     def refresh(self) -> GlobalClock:
-        """Synchronise the clock again and return the new one. Collective."""
-        self.current = resynchronize(self._comm, self.current)
+        """Synchronise the clock again and return the new one, or the same one if the clock is the host's. Collective.
+
+        A refresh is useful only if `drifts` is set.
+        """
+        if self.name != HOST:
+            self.current = resynchronize(self._comm, self.current)
         return self.current
 
     def measure_error_s(self) -> float:
-        """Measure and return the largest possible error of a comparison of two ranks' times, in seconds. Collective."""
-        return measure_residual(self._comm, self.current).bound_us * 1e-6
+        """Measure and return the largest possible error of a comparison of two ranks' times in seconds. Collective."""
+        return measure_residual(self._comm, self.current).difference_bound_us * 1e-6
 
     def measure_residual_us(self) -> float:
-        """Measure and return the largest error of a rank's clock relative to rank 0, in microseconds. Collective."""
+        """Return the largest measured error of a rank's clock relative to rank 0, in microseconds. Collective.
+
+        The true error may be larger than the measured one, but not larger than `measure_error_s` returns.
+        """
         return measure_residual(self._comm, self.current).offset_us
 
     def _make_clock(self) -> GlobalClock:

@@ -12,7 +12,7 @@ LocalClock: TypeAlias = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class SkewedClock:
-    """A local clock that differs from `base` by an offset, and by a drift that starts at 0 when the clock is made.
+    """A local clock that differs from the clock `base` by an offset, and by a drift from the time of construction on.
 
     With a skewed clock on each rank, synchronization can be tested on one machine, where all ranks read the same clock.
     """
@@ -23,7 +23,7 @@ class SkewedClock:
     started_s: float = field(default_factory=time.perf_counter)
 
     def __call__(self) -> float:
-        """Return the time of this clock in seconds."""
+        """Return the current time of this clock in seconds."""
         return self.skew(self.base())
 
     def skew(self, base_s: float) -> float:

@@ -1,8 +1,8 @@
-"""Timestamps of messages between a client rank and a reference rank, from which the client estimates its offset.
+"""Timestamps of messages between a client rank and a reference rank, which give the offset between their clocks.
 
 The client reads its clock, sends an empty message, receives the answer and reads its clock again; the reference reads
-its clock between receiving and answering. The code of both directions is the same, because a difference in the time
-of the two directions is an error of the offset. Timestamps are exchanged after the last message.
+its clock between receiving and answering. The same code sends the messages of both directions, because unequal message
+times make the measured offset wrong. Timestamps are exchanged after the last ping-pong.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 TAG = 11
 Times = NDArray[np.float64]
 FAST, FAST_BATCHES, MOST_MORE = 1.5, 3, 3  # a fast exchange takes at most 1.5 times as long as the fastest
-JITTER = 0.03  # standard deviation of the offset from the fastest exchange, as a share of its round trip
-DELAY_SHARE = 12**-0.5  # and of that from a slower exchange, whose delay may be in either direction, in delays
+JITTER = 0.03  # standard deviation of the offset that the fastest exchange gives, divided by its round trip
+DELAY_SHARE = 12**-0.5  # standard deviation of the offset that a slower exchange gives, divided by its delay
 _MORE, _ENOUGH = np.array([1], np.uint8), np.array([0], np.uint8)
 FEWEST_TO_FIT = 5  # batches; with fewer points, the standard error of a line says little
 UNTIMED = 4  # exchanges at the start of a batch, in which ranks that slept before are slow
@@ -36,8 +36,8 @@ UNTIMED = 4  # exchanges at the start of a batch, in which ranks that slept befo
 class PingPongs:
     """The times at which two ranks, client and reference, sent, answered and received ping-pong messages, in seconds.
 
-    Each array has one row per batch and one column per exchange. `sent` and `received` are times of the client's
-    clock, and `answered` of the reference's clock.
+    Each array of times has one row per batch and one column per ping-pong of the batch. `sent` and `received` are times
+    of the client's clock, and `answered` of the reference's clock.
     """
 
     sent: Times
@@ -46,21 +46,21 @@ class PingPongs:
 
     @property
     def round_trips_s(self) -> Times:
-        """The seconds between sending and receiving of each exchange, on the client's clock."""
+        """The seconds from sending to receiving of each ping-pong, on the client's clock."""
         return self.received - self.sent
 
     @property
     def middles_s(self) -> Times:
-        """The time in the middle between sending and receiving of each exchange, on the client's clock."""
+        """The time in the middle between sending and receiving of each ping-pong, on the client's clock."""
         return (self.sent + self.received) / 2
 
     @property
     def offsets_s(self) -> Times:
-        """The reference's clock minus the client's clock; each value is wrong by at most half its round trip."""
+        """The reference's clock minus the client's in seconds, by ping-pong; wrong by at most half a round trip."""
         return self.answered - self.middles_s
 
     def extend(self, later: PingPongs) -> PingPongs:
-        """Return these batches, followed by those of `later`."""
+        """Return the batches of this object, followed by those of `later`."""
         return PingPongs(
             np.concatenate((self.sent, later.sent)),
             np.concatenate((self.answered, later.answered)),
@@ -79,12 +79,13 @@ class PingPongs:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How many ping-pongs to exchange: `batches` batches of `exchanges`, with pauses of `pause_s` seconds between them.
+    """How many ping-pongs to exchange: `batches` batches of `exchanges` each, with pauses of `pause_s` seconds between.
 
-    If ranks lose their cores, all exchanges of a batch are slow. Therefore more batches follow, up to MOST_MORE times
-    `batches` in all, until FAST_BATCHES batches have a fast exchange, and the drift is known so precisely that its
-    error over `horizon_s` seconds is an eighth of the fastest round trip. No batch begins more than `limit_s` seconds
-    after the first one, except the first FEWEST_TO_FIT, which a fit needs.
+    If a rank loses its core, all ping-pongs of a batch are slow. After `batches` batches, more follow, up to MOST_MORE
+    times `batches` in all, until FAST_BATCHES batches have a ping-pong that takes at most FAST times as long as the
+    fastest, and the error of the drift over `horizon_s` seconds is at most an eighth of the fastest round trip. Once
+    there are FEWEST_TO_FIT batches, as many as a fit needs, no batch follows one that began more than `limit_s` seconds
+    after the first one.
     """
 
     batches: int
@@ -98,15 +99,15 @@ class BatchPlan:
 
         Args:
             begun_s: the times at which the batches so far began.
-            best_s: the fastest round trip of each of these batches.
-            fastest_s: the fastest round trip of all, also of earlier measurements.
+            best_s: the fastest round trip of each batch so far.
+            fastest_s: the fastest round trip of all batches, including those of earlier measurements.
         """
         made = len(best_s)
         if made >= FEWEST_TO_FIT and begun_s[-1] - begun_s[0] > self.limit_s:
             return False
         if made < self.batches or made >= MOST_MORE * self.batches:
             return made < self.batches
-        if sum(each <= FAST * fastest_s for each in best_s) < min(FAST_BATCHES, self.batches):
+        if sum(batch_s <= FAST * fastest_s for batch_s in best_s) < min(FAST_BATCHES, self.batches):
             return True
         weights = compute_deviations_s(np.array(best_s), fastest_s) ** -2
         around_s = np.array(begun_s) - np.average(begun_s, weights=weights)
@@ -116,8 +117,8 @@ class BatchPlan:
 class PingPongPartner:
     """Exchanges ping-pong messages with rank `peer` of `comm`, and reads `local`, the clock of this rank.
 
-    Both ranks make a partner and use it as a context manager. One rank calls `measure_as_client` while the other one
-    calls `measure_as_reference` with the same plan.
+    Each of the two ranks makes a `PingPongPartner` and uses it as a context manager. One rank calls `measure_as_client`
+    while the other one calls `measure_as_reference` with the same plan.
     """
 
     def __init__(self, comm: MPI.Intracomm, peer: int, local: LocalClock) -> None:
@@ -137,7 +138,7 @@ class PingPongPartner:
     def measure_as_client(self, plan: BatchPlan, earlier: PingPongs | None = None) -> PingPongs:
         """Exchange batches of ping-pongs with the reference until `plan` needs no more, and return the timestamps.
 
-        `earlier` are measurements of the same pair, whose fastest exchange shows how fast exchanges can be.
+        `earlier` has earlier ping-pongs of the same two ranks, whose fastest round trip counts as the fastest so far.
         """
         fastest_s = float("inf") if earlier is None else float(earlier.round_trips_s.min())
         batches: list[tuple[list[float], list[float]]] = []
@@ -155,7 +156,7 @@ class PingPongPartner:
         return PingPongs(sent, answered, received)
 
     def measure_as_reference(self, plan: BatchPlan) -> None:
-        """Answer the messages of the partner's `measure_as_client`, then send it the times of the answers."""
+        """Answer the messages of the partner's `measure_as_client`, then send the partner the times of the answers."""
         batches: list[list[float]] = []
         wanted = np.empty_like(_MORE)
         while True:
@@ -215,10 +216,10 @@ class PingPongPartner:
 
 
 def compute_deviations_s(round_trips_s: Times, fastest_s: float) -> Times:
-    """Return how precise the clock differences from ping-pongs are, as standard deviations in seconds.
+    """Return the standard deviation, in seconds, of the clock difference that each ping-pong gives.
 
-    Slower ping-pongs are less precise: `round_trips_s` are their round trips, and `fastest_s` is the fastest of the
-    pair.
+    A slow ping-pong is less precise. `round_trips_s` has the round trip of each ping-pong, and `fastest_s` is the
+    fastest round trip between the same two ranks.
     """
     return np.hypot(JITTER * fastest_s, DELAY_SHARE * (round_trips_s - fastest_s))
 

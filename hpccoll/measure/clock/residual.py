@@ -22,7 +22,7 @@ PLAN = BatchPlan(batches=5, exchanges=10, pause_s=1e-3)
 class Residual:
     """The errors of the ranks' global clocks relative to rank 0, in microseconds.
 
-    `offsets_us` has the measured error of each rank's clock, and `halfwidths_us` how wrong this measurement can be.
+    `offsets_us` has the measured error of each rank's clock, and `halfwidths_us` the largest error of each measurement.
     """
 
     offsets_us: tuple[float, ...]
@@ -35,12 +35,22 @@ class Residual:
 
     @property
     def bound_us(self) -> float:
-        """The largest possible error of any rank's clock in us, as messages may take longer in one direction."""
-        return max(abs(offset) + half for offset, half in zip(self.offsets_us, self.halfwidths_us, strict=True))
+        """The largest possible error of any rank's clock in us, even if messages take longer in one direction."""
+        return max(self._bounds_us)
+
+    @property
+    def difference_bound_us(self) -> float:
+        """The largest possible error of a difference between the times of two ranks, in microseconds."""
+        return sum(sorted(self._bounds_us)[-2:])
+
+    @property
+    def _bounds_us(self) -> list[float]:
+        """The largest possible error of each rank's clock, in microseconds."""
+        return [abs(offset) + half for offset, half in zip(self.offsets_us, self.halfwidths_us, strict=True)]
 
 
 def measure_residual(comm: MPI.Intracomm, clock: GlobalClock) -> Residual:
-    """Measure the error of every rank's global clock, and return it on all ranks. Collective.
+    """Measure the error of every rank's global clock, and return the errors of all ranks on each rank. Collective.
 
     Cost: ping-pongs of each rank with rank 0, one rank after the other, some milliseconds per rank.
     """

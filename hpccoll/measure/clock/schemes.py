@@ -10,13 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hpccoll.errors import UnknownNameError
-from hpccoll.measure.clock.clock_fit import (
-    fit_offset_bounds,
-    fit_usual_round_trip,
-    fit_weighted_exchanges,
-)
+from hpccoll.measure.clock.clock_fit import fit_offset_bounds, fit_usual_round_trip, fit_weighted_exchanges
 from hpccoll.measure.clock.ping_pong import PingPongs
-from hpccoll.runtime.recorder import ClockModel
+from hpccoll.recordings import ClockModel
 
 ClockPair = tuple[int, int]  # the reference rank, which has a global clock already, and its client
 EXCHANGES = 10  # per batch
@@ -24,23 +20,18 @@ EXCHANGES = 10  # per batch
 
 @dataclass(frozen=True, slots=True)
 class ClockScheme:
-    """A scheme by which the ranks synchronize their clocks: pairs of ranks exchange ping-pongs in rounds.
+    """A scheme by which the ranks synchronize their clocks: pairs of ranks exchange ping-pongs in rounds."""
 
-    Args:
-        name: the name of the scheme, such as `hca3`.
-        list_rounds: returns the pairs (reference rank, client rank) of each round for a number of ranks; the pairs of
-            a round may measure at the same time.
-        fit: returns the client's model for its ping-pongs.
-        exchanges: the number of ping-pongs in a batch.
-        has_drift: whether the model has a drift, as well as an offset.
-        sweeps: how often each pair measures one batch, in turns with all others; None: a pair measures all at once.
-    """
-
-    name: str
+    name: str  # the name of the scheme, such as `hca3`
+    # Returns the pairs (reference rank, client rank) of each round for a number of ranks; the pairs of a round may
+    # measure at the same time
     list_rounds: Callable[[int], list[list[ClockPair]]]
+    # Returns the model of the client's clock that is fitted to the client's ping-pongs
     fit: Callable[[PingPongs], ClockModel]
-    exchanges: int = EXCHANGES
-    has_drift: bool = True
+    exchanges: int = EXCHANGES  # the number of ping-pongs in a batch
+    has_drift: bool = True  # whether the model has a drift, as well as an offset
+    # The number of passes over all pairs, in each of which every pair measures one batch; None if every pair measures
+    # all its batches in one pass
     sweeps: int | None = None
 
     def list_waves(self, ranks: int, *, one_pair: bool) -> Iterator[list[ClockPair]]:
@@ -59,7 +50,7 @@ def list_tree_rounds(ranks: int) -> list[list[ClockPair]]:
 
 
 def list_star_rounds(ranks: int) -> list[list[ClockPair]]:
-    """Return one round per rank except 0, with the pair of rank 0, the reference, and this rank."""
+    """Return one round per rank except 0, with the pair of rank 0, the reference, and that rank."""
     return [[(0, rank)] for rank in range(1, ranks)]
 
 

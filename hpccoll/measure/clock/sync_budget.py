@@ -12,9 +12,10 @@ SHARE = 0.1
 
 
 class SyncBudget:
-    """Counts the time spent on synchronizing clocks, and limits it to a `share` of the process's time so far; local.
+    """Counts the time spent on synchronizing clocks, and computes how much of the allowed time is left; local.
 
-    Ranks may count different times, so callers use rank 0's answers on all ranks.
+    The limit is a fraction `share` of the time since the process started. The class does not enforce the limit: callers
+    read `left_s`. Ranks may count different times, so callers use rank 0's `left_s` on all ranks.
     """
 
     def __init__(self, share: float = SHARE) -> None:

@@ -2,9 +2,10 @@
 
 Each combination of operation, dtype, reduction, root, buffer, ranks and nodes has a row of two panels with logarithmic
 axes. A line shows medians, and the band around the line shows their 95 % intervals. `series_styles.py` chooses colours
-and markers: implementations that are the fastest nowhere are grey. In-place lines are solid and out-of-place lines are
-dashed; if only one of the two was measured, its lines are solid, and the title names it. Measurements of 0 bytes are
-left out, because a logarithmic axis cannot show them.
+and markers: implementations that are the fastest at no message size are grey. Lines of in-place times are solid, and
+lines of out-of-place times are dashed. If only in-place times or only out-of-place times were measured, all lines are
+solid, and the title states which were measured. Measurements of 0 bytes are left out, because a logarithmic axis cannot
+show them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def write_plot(records: Iterable[CollectiveRecord], path: str | Path) -> None:
 def draw_figure(cases: Sequence[MeasuredCase]) -> Figure:
     """Return a matplotlib figure with the times and bandwidths of `cases` over the message size.
 
-    Each combination of operation, type, ranks, ... (`TableKey`) has a row of two panels and a legend.
+    Each combination of operation, type, ranks and other fields (`TableKey`) has a row of two panels and a legend.
     """
     # Avoid matplotlib's pyplot, which would choose a backend and keep every figure until the process exits.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -146,7 +147,7 @@ def _draw_curve_with_band(
         style: the colour and the marker.
         solid: whether the line is solid, not dashed.
         records: one record per message size.
-        get_value: returns the median and the ends of the interval of a record.
+        get_value: returns a record's median and the two ends of its interval.
         order: lines of higher order are drawn above others.
     """
     points = [(record.nbytes, *get_value(record)) for record in records]

@@ -1,8 +1,8 @@
 """Prints the rows of a benchmark as each message size is finished, in columns of fixed width that fit the terminal.
 
-All engines and algorithms of a message size are timed in turns, so their rows are finished almost together; they are
-printed as one block, which is sorted and has ratios to the MPI library. The headings are printed above the first block
-of every table. A table has the results of one operation, element type, reduction and root.
+All engines and algorithms are timed in turns at a message size, so their rows are finished almost together. The rows of
+a message size are printed as one sorted block, with ratios to the time of the MPI library. The headings are printed
+above the first block of every table. A table has the results of one operation, element type, reduction and root.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from hpccoll.statistics import is_interval_full
 from hpccoll.units import format_size
 
 WRONG = "WRONG"
-_LONGEST_SELECTION = len("hierarchical_doubling")  # of what `auto` selects; a longer name moves the rest of its line
+_LONGEST_SELECTION = len("hierarchical_doubling")  # room for the algorithm of `auto`; longer names move their line
 
 
 class RowColumn(NamedTuple):
-    """A column of the rows that `hpccoll bench` prints.
+    """A column of the rows that `hpccoll bench` prints: its heading, unit, width in characters and alignment.
 
     On a narrow terminal, columns are left out by `drop_priority`, the largest first; columns with priority 0 are always
     printed.
@@ -143,7 +143,7 @@ def _choose_columns(width: int, algorithms: Sequence[str], *, memory: bool, plac
         RowColumn("#wrong", "", 6, drop_priority=1),  # the last column also marks wrong results
         RowColumn(BEST, "", len(WRONG), left=True),
     ]
-    droppable = sorted((each for each in columns if each.drop_priority), key=lambda column: column.drop_priority)
+    droppable = sorted((column for column in columns if column.drop_priority), key=lambda column: column.drop_priority)
     while sum(column.width + 1 for column in columns) - 1 > width and droppable:
         columns.remove(droppable.pop())
     return columns

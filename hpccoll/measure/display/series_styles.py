@@ -1,9 +1,9 @@
-"""The colour and marker of each implementation in charts, in the plot of `hpccoll bench` and in the report.
+"""The colour and marker of each implementation in the plot of `hpccoll bench` and in the charts of the report.
 
 MPI, NCCL, Gloo and torch-hpccoll always have the same colour and marker. Of all other implementations, `auto` and those
-that are the fastest at some message size have a colour. If an operation has more than MAX_COLOURED of these, only those
-that are the fastest at most sizes have a colour. All implementations without a colour are grey. Within one operation no
-two implementations share a colour, except the grey ones.
+that are the fastest at some message size have a colour. At most MAX_COLOURED of these other implementations have a
+colour: first `auto`, then those that are the fastest at the largest number of sizes. All implementations without a
+colour are grey. Within one operation no two implementations share a colour, except the grey ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from hpccoll.measure.results.measured_case import Implementation, MeasuredCase, list_implementations
 
-COLOURS = {  # on white; the style sheet of the report has the same colours, and lighter ones for dark screens
+COLOURS = {  # for a white background; the report's style sheet also has lighter colours, for dark screens
     "c1": "#0a66c2",
     "c2": "#d4550a",
     "c3": "#0b7f56",
@@ -51,7 +51,7 @@ class SeriesStyle:
 
     @property
     def is_library(self) -> bool:
-        """Whether the line belongs to another library, such as MPI, or is hpccoll through torch.distributed."""
+        """Whether the line belongs to another library, such as MPI, or to hpccoll called through torch.distributed."""
         return self.colour in LIBRARIES
 
 
@@ -59,7 +59,7 @@ SeriesStyles: TypeAlias = Mapping[str, Mapping[Implementation, SeriesStyle]]  # 
 
 
 def choose_series_styles(cases: Iterable[MeasuredCase]) -> SeriesStyles:
-    """Return the line style of every implementation, by operation; an implementation keeps its colour if possible."""
+    """Return line styles by operation and implementation; colours are equal in all operations if possible."""
     by_operation: dict[str, list[MeasuredCase]] = {}
     for case in cases:
         by_operation.setdefault(case.setting.op, []).append(case)
@@ -70,9 +70,9 @@ def choose_series_styles(cases: Iterable[MeasuredCase]) -> SeriesStyles:
 def _choose_for_operation(
     cases: Sequence[MeasuredCase], indices: dict[Implementation, int]
 ) -> dict[Implementation, SeriesStyle]:
-    """Return the line styles for one operation; implementations that are the fastest anywhere get colours.
+    """Return the line styles for one operation; implementations that are the fastest at any size get colours.
 
-    `indices` has the indices of colours that earlier operations gave to implementations, and is updated.
+    `indices` maps implementations to the indices of their colours in earlier operations, and is updated.
     """
     names = list_implementations(cases)
     first_library = min(name.library for name in names)
@@ -95,9 +95,10 @@ def _choose_for_operation(
 def _assign_indices(
     names: Sequence[Implementation], earlier: Mapping[Implementation, int]
 ) -> dict[Implementation, int]:
-    """Return a colour index for each implementation, all different.
+    """Return a different colour index for each implementation.
 
-    The index is that in `earlier` (of an earlier operation), else the implementation's preferred one, else a free one.
+    An implementation gets its index in `earlier` (its colour in an earlier operation), else its preferred index, else
+    any free index.
     """
     assigned: dict[Implementation, int] = {}
     free = list(range(MAX_COLOURED))

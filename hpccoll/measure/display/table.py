@@ -3,9 +3,9 @@
 The table has one line per size, engine and algorithm; comment lines begin with #. The first 13 columns are those of
 nccl-tests: five describe the case, four hold out-of-place results and four in-place results (N/A if not measured). The
 next columns are engine and algorithm, then, for out-of-place and in-place results, the median's 95 % interval, the
-ratio to `mpi` (above 1x is faster) and the ratio's interval. The last column marks the fastest row of each message size
-with an asterisk. No cell contains a blank. A question mark after an interval means that there were too
-few iterations to cover 95 %.
+ratio to `mpi` (above 1x, the row is faster than `mpi`) and the ratio's interval. The last column marks the fastest row
+of each message size with an asterisk. No cell contains a blank. A question mark after an interval means that there were
+too few iterations to cover 95 %.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hpccoll.measure.results.measured_case import (
 from hpccoll.records import CollectiveRecord
 from hpccoll.statistics import CONFIDENCE, Interval, is_interval_full
 
-NOTHING = "N/A"  # as nccl-tests writes it
+NOTHING = "N/A"  # nccl-tests' mark of a missing value
 BEST = "*"
 FULL_WIDTH = 220  # characters per line of a table of in-place and out-of-place results
 GAP_BEFORE = ("time", "engine", "time95")  # first columns of groups, with a wider gap before them
@@ -38,7 +38,7 @@ UNSURE_LEGEND = "? too few iterations for 95 %: the interval is the range of the
 class TableColumn(NamedTuple):
     """A column of the table of `hpccoll bench --full`: heading, unit, alignment.
 
-    `in_place` is True or False for columns of times in place or out of place, and None for others.
+    `place` is True for columns of in-place times, False for columns of out-of-place times, and None for others.
     """
 
     name: str
@@ -116,7 +116,7 @@ def format_ratio(ratio: Interval | None) -> tuple[str, str]:
 def format_title(setting: TableKey, *, memory: bool = True) -> str:
     """Return a table's title, such as `all_reduce, float32, sum, 4 ranks on 1 node, host memory`.
 
-    `memory` is whether to name the kind of memory.
+    `memory` states whether the title names the kind of memory.
     """
     ranks = f"{setting.ranks} rank{'s' * (setting.ranks > 1)}"
     nodes = f"{setting.nodes} node{'s' * (setting.nodes > 1)}"
@@ -128,7 +128,7 @@ def format_title(setting: TableKey, *, memory: bool = True) -> str:
 def format_plain_table(records: Iterable[CollectiveRecord]) -> str:
     """Return the tables of `hpccoll bench --full` and their legend as text.
 
-    Records that differ in more than engine, algorithm, message size and in-place have different tables.
+    Two records are in one table if they differ only in engine, algorithm, message size and `in_place`.
     """
     cases = list_cases(records)
     places = tuple(sorted({case.in_place for case in cases}))
@@ -165,7 +165,7 @@ def _format_line(row: Sequence[str], shape: Sequence[TableColumn], widths: Seque
 
 
 def _format_heading(shape: Sequence[TableColumn], widths: Sequence[int]) -> list[str]:
-    """Return the three heading lines of a table: out-of-place and in-place, names of columns, units.
+    """Return a table's three heading lines: the places (out-of-place, in-place), the columns' names, and their units.
 
     `shape` has the columns, and `widths` their widths in characters.
     """

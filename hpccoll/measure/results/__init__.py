@@ -1,4 +1,4 @@
-"""Result files and what is read from them: one record per measurement, comparisons of engines, times over nodes.
+"""Result files of benchmarks, comparisons of the engines in a file, and times as a function of the number of nodes.
 
 The package re-exports nothing, because some of its modules import SciPy.
 """

@@ -1,9 +1,10 @@
 """Measurements that are compared with each other: one operation at one message size, by several implementations.
 
 An implementation is an engine (library) and its algorithm. A choice is what a user can ask for: an algorithm of hpccoll
-by its name, or another library by the name of its engine. A record of `auto` counts for the choice that `auto`
-selected. Where a choice has two records, the one with the smaller median stands for the choice in all ratios and ties.
-Ratios are times of one choice divided by times of another, so a ratio above 1 means that the second choice is faster.
+by its name, or another library by the name of its engine. A measurement of `auto` counts as one of the choice that
+`auto` selected. If a choice has two records, the record with the smaller median stands for the choice in all ratios and
+ties. Ratios are times of one choice divided by times of another, so a ratio above 1 means that the second choice is
+faster.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hpccoll.selection.tuning_table import TIE_RATIO
 from hpccoll.statistics import Interval, ratio_of_medians
 
 REFERENCE = "mpi"
-_ENGINES = ("mpi", "nccl", "gloo", "torch-hpccoll", "hpccoll")  # in this order in tables and plots
+_ENGINES = ("mpi", "nccl", "gloo", "torch-hpccoll", "hpccoll")  # the order of engines in tables and plots
 
 
 class TableKey(NamedTuple):
@@ -61,18 +62,12 @@ class Implementation(NamedTuple):
 
 @dataclass(frozen=True)  # without slots, which `cached_property` does not support
 class MeasuredCase:
-    """The records of all implementations for one setting and message size, either in place or out of place.
+    """The records of all implementations for one setting and message size, either in place or out of place."""
 
-    Args:
-        setting: the operation, element type, number of ranks and other fields that all records share.
-        in_place: whether results overwrite the inputs.
-        nbytes: the message size in bytes.
-        records: the record of each implementation, sorted by implementation; also records with wrong results.
-    """
-
-    setting: TableKey
-    in_place: bool
-    nbytes: int
+    setting: TableKey  # the operation, element type, number of ranks and other fields that all records share
+    in_place: bool  # whether results overwrite the inputs
+    nbytes: int  # the message size in bytes
+    # The record of each implementation, sorted by implementation; also records with wrong results
     records: Mapping[Implementation, CollectiveRecord]
 
     @property
@@ -82,7 +77,7 @@ class MeasuredCase:
 
     @cached_property
     def right(self) -> dict[Implementation, CollectiveRecord]:
-        """The records without wrong results, by ascending median."""
+        """The records without wrong results, by implementation, sorted by ascending median."""
         right = [(name, record) for name, record in self.records.items() if not record.wrong]
         return dict(sorted(right, key=lambda item: item[1].time_us.p50))
 
@@ -111,16 +106,16 @@ class MeasuredCase:
 
     @property
     def choice(self) -> str:
-        """The name of the fastest choice, such as `ring` or `mpi`; `-` if all results are wrong."""
+        """The name of the fastest algorithm or other library, such as `ring` or `mpi`; `-` if all results are wrong."""
         return next(iter(self.by_choice), "-")
 
     @cached_property
     def best_choices(self) -> tuple[str, ...]:
-        """The names of the fastest choice and of those that tie with it, by ascending median."""
+        """The names of the fastest algorithm or other library and of those that tie with it, by ascending median."""
         return tuple(choice for choice, record in self.by_choice.items() if self._ties_with_fastest(record))
 
     def ratio_to_mpi(self, name: Implementation) -> Interval | None:
-        """Return the time of engine `mpi` divided by that of `name`, both medians, with its 95 % interval.
+        """Return the median time of engine `mpi` divided by that of `name`, with the ratio's 95 % interval.
 
         The result is None for `mpi` itself, or if `mpi` was not measured.
         """
@@ -128,7 +123,7 @@ class MeasuredCase:
         return None if reference is None or name.engine == REFERENCE else compute_ratio(self.records[name], reference)
 
     def compare_engine(self, engine: str) -> Interval | None:
-        """Return an engine's median time divided by that of the fastest choice, with its interval.
+        """Return an engine's median time divided by that of the fastest (`choice`), with the ratio's 95 % interval.
 
         The result is None if the engine was not measured or its result is wrong.
         """
@@ -142,25 +137,25 @@ class MeasuredCase:
 
     @property
     def auto(self) -> CollectiveRecord | None:
-        """The record of `auto`; None if it was not measured or its result was wrong."""
+        """The record of hpccoll's selection (algorithm `auto`); None if it was not measured or its result was wrong."""
         return next((record for record in self.right.values() if record.algorithm == AUTO), None)
 
     @property
     def auto_ratio(self) -> float:
-        """The median time of `auto` divided by that of the fastest choice; 1 if `auto` was not measured."""
+        """The median time of `auto` divided by that of the fastest (`choice`); 1 if `auto` was not measured."""
         if self.auto is None or not (shortest := self.by_choice[self.choice].time_us.p50):
             return 1.0
         return self.auto.time_us.p50 / shortest
 
     @property
     def is_auto_best(self) -> bool:
-        """Whether `auto` selected one of the best choices, and the measured time of `auto` ties with the fastest."""
+        """Whether `auto` selected one of `best_choices`, and the measured time of `auto` ties with the fastest."""
         auto = self.auto
         return auto is not None and get_choice(auto) in self.best_choices and self._ties_with_fastest(auto)
 
     @property
     def can_tuning_help(self) -> bool:
-        """Whether a choice that `auto` can select is faster than the one that `auto` selected, and does not tie."""
+        """Whether the fastest algorithm that `auto` can select is faster than the selected one, and does not tie."""
         if self.auto is None:
             return False
         selectable = next(row for row in self.by_choice.values() if row.engine in (OWN, REFERENCE))
@@ -173,7 +168,7 @@ class MeasuredCase:
 
 
 def get_choice(record: CollectiveRecord) -> str:
-    """Return what a record measured, in one word: an algorithm of hpccoll, such as `ring`, or `mpi`, `gloo`, ...
+    """Return the name of a record's algorithm, such as `ring`, or of the engine of another library, such as `mpi`.
 
     For a record of `auto`, return the algorithm that `auto` selected.
     """
@@ -190,23 +185,24 @@ def compute_ratio(record: CollectiveRecord, reference: CollectiveRecord) -> Inte
 
 
 def is_tie(record: CollectiveRecord, other: CollectiveRecord) -> bool:
-    """Whether the 95 % interval of the ratio of two medians, longer / shorter, begins at `TIE_RATIO` or below.
+    """Whether two records tie: the interval of their longer median / shorter median begins at `TIE_RATIO` or below.
 
-    The bound is rounded to two decimals, as tables print it, so that a reader of the interval finds the same ties.
-    Two algorithms that tie in a tuning table also tie by this rule; wide intervals make a tie by this rule only.
+    The lower end of the 95 % interval is rounded to two decimals, as tables print it, so that readers of a table find
+    the same ties. Algorithms that tie in a tuning table also tie here; algorithms with wide intervals may tie here but
+    not in a tuning table.
     """
     if record.time_us.min <= 0 or other.time_us.min <= 0:
         return record.time_us.p50 == other.time_us.p50
-    shorter, longer = sorted((record, other), key=lambda each: each.time_us.p50)
+    shorter, longer = sorted((record, other), key=lambda row: row.time_us.p50)
     return round(ratio_of_medians(longer.samples_us, shorter.samples_us).low, 2) <= TIE_RATIO
 
 
 def make_cases(measured: Iterable[tuple[Implementation, CollectiveRecord]]) -> list[MeasuredCase]:
-    """Group records: return one `MeasuredCase` for each setting, in or out of place, and message size.
+    """Return one `MeasuredCase` for each setting, message size and value of `in_place` in the records.
 
-    Settings (`TableKey`: operation, element type, ranks, ...) are in the order in which they first appear. The cases of
-    a setting are in place first, then out of place, with ascending sizes. If an implementation has several records for
-    one case, the last of them is used.
+    Settings (`TableKey`: operation, element type, ranks, ...) are in the order in which they first appear. The in-place
+    cases of a setting come first, then its out-of-place cases, each by ascending message size. If an implementation has
+    several records for one case, the last of them is used.
     """
     tables: dict[TableKey, dict[tuple[bool, int], dict[Implementation, CollectiveRecord]]] = {}
     for name, record in measured:
@@ -220,19 +216,19 @@ def make_cases(measured: Iterable[tuple[Implementation, CollectiveRecord]]) -> l
 
 
 def list_cases(records: Iterable[CollectiveRecord]) -> list[MeasuredCase]:
-    """Group records of runs with one MPI library, as `make_cases` does."""
+    """Return the cases of `records`, which all used one MPI library, grouped and sorted as by `make_cases`."""
     return make_cases((Implementation(record.engine, record.algorithm), record) for record in records)
 
 
 def list_table_cases(records: Iterable[CollectiveRecord]) -> list[MeasuredCase]:
-    """Group records as `list_cases` does, so that the cases of each printed table (`get_table`) are adjacent."""
+    """Return the cases of `list_cases`, sorted so that the cases of each printed table (`get_table`) are adjacent."""
     cases = list_cases(records)
     tables = list(dict.fromkeys(map(get_table, cases)))
     return sorted(cases, key=lambda case: tables.index(get_table(case)))
 
 
 def get_table(case: MeasuredCase) -> tuple[TableKey, bool]:
-    """Return a key that is equal for cases of one printed table: the setting without memory, and `in_place`."""
+    """Return the pair (setting without kind of memory, `in_place`), which is equal for all cases of a printed table."""
     return case.setting._replace(buffer=""), case.in_place
 
 

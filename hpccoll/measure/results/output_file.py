@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,8 @@ def explain_write_errors(path: str | Path, option: str) -> Iterator[None]:
         raise  # the reader of standard output has ended, which is no error: `hpccoll ... | head`
     except OSError as error:
         reason = error.strerror or str(error)
-        remedy = "name a file in a writable directory"
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "name a file on a disk with free space" if is_full else "name a file in a writable directory"
         raise UsageError(f"{option} {path}: cannot write this file ({reason}); {remedy}") from error
 
 
@@ -47,7 +49,7 @@ def require_writable(path: str | Path, option: str) -> None:
 def require_picture(path: str | Path, option: str) -> None:
     """Raise UsageError unless `path` can be written and has a suffix of PICTURE_SUFFIXES; leaves no file behind.
 
-    The message names the command-line option `option`.
+    The error message names the command-line option `option`.
     """
     if Path(path).suffix.lower() not in PICTURE_SUFFIXES:
         raise UsageError(f"{option} {path}: the suffix gives the format; use one of {', '.join(PICTURE_SUFFIXES)}")

@@ -1,9 +1,9 @@
 """Reads and writes result files (JSON Lines) record by record, so that a killed run loses no finished record.
 
 Each record is one line, flushed before the next case is measured. A run that is killed while it writes a record leaves
-an incomplete last line, which writers that resume the file remove. Two jobs may append to one file, such as a
-requeued job and the one that SLURM believes lost: each line is appended under a lock, and never into another line.
-Readers skip and report damaged lines. A file that hpccoll did not write raises UsageError and stays unchanged.
+an incomplete last line, which writers that resume the file remove. Two jobs may append to one file, such as a requeued
+job and its first run, which SLURM wrongly believes lost. A lock keeps the lines of two jobs apart. Readers skip and
+report damaged lines. A file that hpccoll did not write raises UsageError and stays unchanged.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hpccoll.private_files import read_limited
 from hpccoll.records import SCHEMA, CollectiveRecord, RunRecord
 
 STDOUT = "-"
-MOST_BYTES = 2**28  # of a result file; a record takes about a kilobyte
-LOCK_LIMIT_S = 5.0  # a process that is stopped while it holds the lock keeps others no longer
+MOST_BYTES = 2**28  # largest size of a result file; a record takes about a kilobyte
+LOCK_LIMIT_S = 5.0  # longest wait for the lock, which a stopped process may hold
 MAX_NAMED = 5  # damaged lines
 COMPACT, SPACED = (",", ":"), (", ", ": ")
 _START = f'{{"schema":"{SCHEMA.partition("/")[0]}/'.encode()
@@ -36,7 +36,7 @@ _START = f'{{"schema":"{SCHEMA.partition("/")[0]}/'.encode()
 
 @dataclass(frozen=True, slots=True)
 class FileContents:
-    """The records of a result file, as decoded JSON objects, with the numbers of their lines."""
+    """The records of a result file, as decoded JSON objects with their line numbers, and a note on damaged lines."""
 
     name: str  # the command-line option and the path, for error messages
     records: tuple[dict[str, Any], ...]  # one dict per line
@@ -45,13 +45,14 @@ class FileContents:
     intact: int  # the number of bytes before an incomplete last line
 
     def locate(self, index: int) -> str:
-        """Return the file and the line number of `records[index]`, for error messages."""
+        """Return text for error messages that names the file and the line of `records[index]`."""
         return f"{self.name}, line {self.lines[index]}"
 
     def keep_comparable(self, run: Mapping[str, Any]) -> Self:
-        """Return only the records that a new run may continue: those of equal hosts, ranks and versions.
+        """Return a copy with only the records that a new run may continue: those with equal hosts, ranks and versions.
 
-        `run` is the new run's record of kind `run`. The hosts may differ if one SLURM job was requeued.
+        `run` is the new run's record of kind `run`. The hosts may differ if both runs belong to one SLURM job, which
+        was requeued.
         """
         kept, comparable = [], True
         for index, record in enumerate(self.records):
@@ -72,7 +73,9 @@ class FileContents:
 
 
 def read_records(path: str | Path, option: str = "--resume") -> FileContents:
-    """Read a result file; damaged lines are left out and described in `torn`. Error messages name `option`.
+    """Read and return the contents of a result file; damaged lines are left out and described in `torn`.
+
+    Error messages name the command-line option `option`.
 
     Raises:
         UsageError: the file cannot be read, or was not written by hpccoll.
@@ -183,7 +186,7 @@ def _open_file(path: Path, option: str, resume: bool) -> BinaryIO:
 
 
 def _append_line(stream: BinaryIO, line: bytes) -> None:
-    """Append a line to a file that other processes may append to; begin a new line behind an incomplete one."""
+    """Append a line to a file that other processes may append to; if the last line is incomplete, end it first."""
     descriptor = stream.fileno()
     is_file = stream.readable()
     if is_file:
@@ -192,7 +195,7 @@ def _append_line(stream: BinaryIO, line: bytes) -> None:
         nbytes = os.fstat(descriptor).st_size if is_file else 0
         begin = b"\n" if nbytes and os.pread(descriptor, 1, nbytes - 1) != b"\n" else b""
         rest = begin + line
-        while rest:  # a full disk takes a part
+        while rest:  # on a full disk, `write` may write only a part
             rest = rest[os.write(descriptor, rest) :]
     finally:
         if is_file:
@@ -200,7 +203,7 @@ def _append_line(stream: BinaryIO, line: bytes) -> None:
 
 
 def _damage_error(line: bytes, location: str) -> UsageError:
-    """Return the error for a file whose lines are all damaged; `line` is the first, and `location` file and number."""
+    """Return the error for a file whose lines are all damaged; `line` is the first, at `location`."""
     if _starts_like_record(line):
         return UsageError(f"{location} is damaged, as are all other lines; name another file")
     return _foreign_error(location)
@@ -222,7 +225,7 @@ def _is_comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two runs, given by their records of kind `run`, have equal hosts, ranks, devices and versions."""
     if any(one.get(name) != other.get(name) for name in ("versions", "ranks", "nodes")):
         return False
-    if list(one.get("devices", ())) != list(other.get("devices", ())):  # a tuple before it is written, then a list
+    if list(one.get("devices", ())) != list(other.get("devices", ())):  # a tuple in a new record, a list in a file's
         return False
     jobs = [(run.get("slurm") or {}).get("job_id") for run in (one, other)]
     return sorted(one.get("hosts", ())) == sorted(other.get("hosts", ())) or (jobs[0] == jobs[1] and bool(jobs[0]))
@@ -246,7 +249,7 @@ def _starts_like_record(line: bytes) -> bool:
 def _foreign_error(location: str, schema: object = None) -> UsageError:
     """Return the error for a line that hpccoll did not write, or wrote with another version of the schema.
 
-    `location` is the file and the line number, and `schema` the line's version.
+    `location` is the file and the line number, and `schema` the schema version of the line.
     """
     seen = f"schema {schema!r} instead of {SCHEMA!r}" if schema else f"not a record of schema {SCHEMA!r}"
     return UsageError(f"{location}: {seen}; name a file that hpccoll wrote with --json")

@@ -12,7 +12,7 @@ _SERIES_FIELDS = ("op", "nbytes", "in_place", "dtype", "buffer", "engine", "algo
 
 
 def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
-    """Read the records of kind `collective` from result files; an incomplete last line is left out.
+    """Return the last record of each benchmark case in each result file; damaged lines are left out.
 
     Raises UsageError if a file was not written by hpccoll, or has an invalid record.
     """
@@ -20,9 +20,10 @@ def read_measurements(files: Iterable[Path]) -> list[CollectiveRecord]:
 
 
 def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRecord]:
-    """Return one record per operation, size and algorithm that was measured on at least two numbers of ranks.
+    """Return one record per operation, message size and algorithm that was measured in jobs of at least two sizes.
 
-    A record has one point per job size, sorted by nodes, then ranks. Of repeated measurements, the last one is used.
+    A record has one point per job size (nodes and ranks), sorted by nodes, then ranks. If a measurement was repeated,
+    the last one is used.
     """
     series: dict[tuple[object, ...], dict[tuple[int, int], CollectiveRecord]] = {}
     for record in records:
@@ -41,7 +42,7 @@ def make_scaling_records(records: Iterable[CollectiveRecord]) -> list[ScalingRec
 
 
 def _make_record(records: Sequence[CollectiveRecord]) -> ScalingRecord:
-    """Return the record of measurements that differ only in nodes and ranks: a point per measurement.
+    """Return one record of measurements that differ only in nodes and ranks, with a point per measurement.
 
     The ratio of a point is its time divided by that of the first point.
     """

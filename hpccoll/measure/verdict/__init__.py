@@ -1,5 +1,5 @@
-"""The verdict of a benchmark in one screen of text: the fastest choice per message size, by how much, and how sure.
+"""The verdict of a benchmark in one screen of text: the fastest choice at each message size, and how reliable it is.
 
-Start reading in `text`; its facts are properties of `MeasuredCase` in measure/results. The package re-exports nothing,
-because some of its modules import SciPy.
+Start reading in the module `text`; the facts that it states are properties of `MeasuredCase` in measure/results. The
+package re-exports nothing, because some of its modules import SciPy.
 """

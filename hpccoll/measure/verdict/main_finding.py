@@ -1,4 +1,4 @@
-"""States in words how measured implementations compare: the main finding of a benchmark, and the fastest per size."""
+"""States in words how measured implementations compare: a benchmark's main finding, and the fastest at each size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hpccoll.measure.results.measured_case import REFERENCE, Implementation, Mea
 from hpccoll.measure.verdict.size_ranges import FastestRange, find_fastest_ranges
 from hpccoll.selection.tuning_table import TIE_RATIO
 from hpccoll.statistics import Interval
-from hpccoll.units import format_size
+from hpccoll.units import format_list, format_size
 
 _MAX_TIED = 2  # names of tied implementations in a sentence; more are counted
 _MAX_OPERATIONS = 2
@@ -17,8 +17,9 @@ _MAX_OPERATIONS = 2
 def describe_main_finding(cases: Iterable[MeasuredCase]) -> str:
     """Return the main finding of a benchmark in one sentence without a full stop; empty if all results are wrong.
 
-    The sentence compares `auto` with the MPI library, or else hpccoll's fastest algorithm at each size with the MPI
-    library. Where hpccoll or the MPI library was not measured, the sentence names the fastest implementations.
+    The sentence compares `auto` with the MPI library. If `auto` was not measured, the sentence compares hpccoll's
+    fastest algorithm at each size with the MPI library. Where hpccoll or the MPI library was not measured, the sentence
+    names the fastest implementations.
     """
     measured = [case for case in cases if case.fastest is not None]
     if not measured:
@@ -35,14 +36,14 @@ def describe_main_finding(cases: Iterable[MeasuredCase]) -> str:
 def describe_fastest(cases: Sequence[MeasuredCase]) -> str:
     """Return a sentence that names the fastest implementation in each range of sizes and the ones that tie with it.
 
-    `cases` differ only in message size, which ascends.
+    `cases` differ only in message size, and are sorted by it.
     """
     ranges = find_fastest_ranges(cases, lambda case: case.tied)
     if not ranges:
         return "All results were wrong."
     if all(case.nbytes == 0 for case in cases):
         return f"Fastest: {_format_names(ranges[0])}."
-    parts = (f"{_format_names(each)} {_format_sizes(each)}" for each in ranges)
+    parts = (f"{_format_names(fastest)} {_format_sizes(fastest)}" for fastest in ranges)
     return f"Fastest: {'; '.join(parts)}. Tied: not shown to be more than {TIE_RATIO - 1:.0%} slower."
 
 
@@ -53,13 +54,11 @@ def _format_sizes(fastest: FastestRange[Implementation]) -> str:
 
 
 def _format_names(fastest: FastestRange[Implementation]) -> str:
-    """Return the name of the fastest implementation in a range of sizes, and names or number of those that tie."""
+    """Return the name of the fastest implementation in a range of sizes, and the names or number of those that tie."""
     first, *tied = fastest.names
     if not tied:
         return first.label
-    listed = [name.label for name in tied[:_MAX_TIED]]
-    more = len(tied) - len(listed)
-    return f"{first.label} (tied: {', '.join(listed)}{f' and {more} more' if more else ''})"
+    return f"{first.label} (tied: {format_list([name.label for name in tied], _MAX_TIED)})"
 
 
 def _format_fastest(fastest: FastestRange[Implementation]) -> str:
@@ -91,7 +90,7 @@ def _compare_with_mpi(case: MeasuredCase, with_auto: bool) -> tuple[Interval, bo
 def _describe_ratios(ratios: Sequence[tuple[Interval, bool]]) -> str:
     """Return the predicate of a sentence, such as `beats the MPI library in all 3 cases, up to 1.5 times as fast`.
 
-    Each ratio is the time of MPI divided by that of hpccoll, with whether the two tie.
+    An item of `ratios` has the time of MPI divided by that of hpccoll, and whether the two tie.
     """
     faster = [ratio.value for ratio, tie in ratios if not tie and ratio.value > 1]
     slower = [ratio.value for ratio, tie in ratios if not tie and ratio.value < 1]
@@ -120,7 +119,10 @@ def _count_cases(total: int) -> str:
 
 
 def _describe_extremes(cases: Sequence[MeasuredCase]) -> str:
-    """Return a string that names the fastest implementation of each operation for the smallest and largest messages."""
+    """Return a string with the fastest implementations for the smallest and the largest messages, by operation.
+
+    Operations after the first _MAX_OPERATIONS are only counted.
+    """
     by_operation: dict[str, list[MeasuredCase]] = {}
     for case in cases:
         members = by_operation.setdefault(case.setting.op, [])

@@ -12,7 +12,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class FastestRange(NamedTuple, Generic[Name]):
-    """Successive message sizes at all of which each of `names` is the fastest or ties with the fastest."""
+    """Successive message sizes; at each of them, every one of `names` is the fastest or ties with the fastest."""
 
     names: tuple[Name, ...]  # the one that is the fastest at most sizes comes first
     cases: tuple[MeasuredCase, ...]
@@ -26,9 +26,9 @@ def find_fastest_ranges(
     Each range is as long as possible.
 
     Args:
-        cases: measurements that differ in message size only, which ascends.
-        list_fastest: returns the name of the fastest at a size, and then the names that tie with it; none if all
-            results are wrong, and then the size is in no range.
+        cases: measurements that differ in message size only, sorted by message size.
+        list_fastest: returns, for one case, the name of the fastest and then the names that tie with it. If all results
+            of the case are wrong, `list_fastest` returns no name, and the message size is in no range.
     """
     fastest = [list_fastest(case) for case in cases]
     groups: list[tuple[list[Name], list[int]]] = []

@@ -1,4 +1,4 @@
-"""The verdict of a benchmark as one screen of text: a line per message size, then findings and the next commands."""
+"""The verdict of a benchmark as one screen of text: a line per message size, then findings and commands to run next."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hpccoll.measure.contenders import OWN
 from hpccoll.measure.display.table import PLACES, format_ratio, format_title
 from hpccoll.measure.hardware_limit import LEAST_LIMITED, HardwareLimit, compute_lower_bounds, find_network_optimum
 from hpccoll.measure.results.measured_case import REFERENCE, MeasuredCase, get_choice, get_table
+from hpccoll.measure.verdict.next_commands import list_next_commands
 from hpccoll.measure.verdict.size_ranges import FastestRange, find_fastest_ranges
 from hpccoll.measure.verdict.trust import RunConditions, describe_trust, is_uncertain
 from hpccoll.plan import Operation
-from hpccoll.selection import BufferKind
 from hpccoll.selection.tuning_table import TIE_RATIO
 from hpccoll.statistics import MAX_UNCERTAINTY
 from hpccoll.text_table import TextColumn, format_table, lay_out_table
@@ -35,9 +35,10 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:B|[KMGT]iB|GB/s|us|ms|s|%)(?!\w))")
 
 
 def format_verdict(cases: Sequence[MeasuredCase], conditions: RunConditions, width: int | None = None) -> str:
-    """Return the last screen of `hpccoll bench`: the fastest at each size, what `auto` selects, trust, next commands.
+    """Return the verdict that `hpccoll bench` prints as its last screen of text.
 
-    Lines have `width` characters; None stands for 120, and tables as wide as needed.
+    Lines have at most `width` characters. If `width` is None, lines have at most 120 characters, and tables are as wide
+    as needed.
     """
     if not cases:
         return "No results: nothing was measured."
@@ -57,10 +58,10 @@ def format_verdict(cases: Sequence[MeasuredCase], conditions: RunConditions, wid
 
 
 def format_footer(cases: Sequence[MeasuredCase]) -> str:
-    """Return two lines like the last of nccl-tests: wrong elements, and the bus bandwidth, averaged over message sizes.
+    """Return two lines like the last ones of nccl-tests: number of wrong elements, mean bus bandwidth over all sizes.
 
-    Without a right result there is no second line. The second line begins with the bandwidth of `auto`; without `auto`,
-    it begins with the bandwidth of the fastest at each size.
+    The second line begins with the bandwidth of `auto`; if `auto` was not measured, it begins with the bandwidth of the
+    fastest implementation at each size. Without any bandwidth to average, there is no second line.
     """
     rows = [row for case in cases for row in case.rows]
     wrong = sum(row.wrong or 0 for row in rows)
@@ -69,8 +70,8 @@ def format_footer(cases: Sequence[MeasuredCase]) -> str:
         columns[engine] = [next((row for row in case.rows if row.engine == engine), None) for case in cases]
     means = {
         name: sum(row.busbw for row in members) / len(members)
-        for name, found in columns.items()
-        if (members := [row for row in found if row is not None])
+        for name, column in columns.items()
+        if (members := [row for row in column if row is not None])
     }
     lines = [f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"]
     if means:
@@ -81,7 +82,7 @@ def format_footer(cases: Sequence[MeasuredCase]) -> str:
 
 
 def _wrap(keyword: str, text: str, width: int) -> list[str]:
-    """Return `text` as lines of `width` characters, of which the first begins with `keyword:`; [] if it is empty."""
+    """Return the lines of `text`, wrapped at `width`; the first begins with `keyword:`. [] if `text` is empty."""
     first = (f"{keyword}:" if keyword else "").ljust(len(_INDENT))
     kept = _BEFORE_UNIT.sub(_NO_BREAK, text)
     lines = textwrap.wrap(
@@ -91,7 +92,7 @@ def _wrap(keyword: str, text: str, width: int) -> list[str]:
 
 
 def _format_sizes(cases: Sequence[MeasuredCase], conditions: RunConditions, width: int | None) -> list[str]:
-    """Return the lines of a table of the fastest at each size; `cases` differ in message size and memory only."""
+    """Return the lines of a table of the fastest choice at each size; `cases` differ in size and memory only."""
     first = cases[0]
     several = len({case.setting.buffer for case in cases}) > 1
     engines = _list_other_engines(cases)
@@ -147,7 +148,7 @@ def _name_second_choices(
 
 
 def _format_fastest_time(case: MeasuredCase) -> str:
-    """Return the median time of the fastest as a string, such as `54.2 us`, after a mark if it is uncertain."""
+    """Return the median time of the fastest choice as a string, such as `54.2 us`, after a mark if it is uncertain."""
     if case.fastest_record is None:
         return "all wrong"
     return UNCERTAIN * is_uncertain(case.fastest_record) + format_us(case.fastest_record.time_us.p50)
@@ -191,7 +192,7 @@ def _format_digits(value: float) -> str:
 
 
 def _format_over(case: MeasuredCase, engine: str) -> tuple[str, str]:
-    """Return two cells: how many times as fast as `engine` the fastest is, such as `1.31x`, and the 95 % interval."""
+    """Return two cells: how many times as fast as `engine` the fastest choice is, such as `1.31x`, and its interval."""
     if case.choice == engine:
         return "1x", ""
     ratio = case.compare_engine(engine)
@@ -201,7 +202,7 @@ def _format_over(case: MeasuredCase, engine: str) -> tuple[str, str]:
 
 
 def _format_auto(case: MeasuredCase) -> str:
-    """Return the cell for `auto`: its algorithm, and that it ties with the fastest, or how much longer it takes."""
+    """Return the cell for `auto`: the algorithm, and whether it ties with the fastest or how much longer it takes."""
     if case.auto is None:
         return "-"
     name = get_choice(case.auto)
@@ -231,7 +232,7 @@ def _list_other_engines(cases: Sequence[MeasuredCase]) -> list[str]:
 
 
 def _describe_range(fastest_range: FastestRange[str], engines: Sequence[str], is_first: bool) -> str:
-    """Return a phrase: the fastest in a range of sizes, and how many times as fast as `engines` it is.
+    """Return a phrase: the fastest choice in a range of sizes, and how many times as fast as `engines` it is.
 
     For example: `8 B to 2 KiB mpi (85.0 to 120x gloo)`. With `is_first`, the first factor is written in full:
     `85.0 to 120 times as fast as gloo`.
@@ -259,7 +260,7 @@ def _format_spread(ratios: Sequence[float]) -> str:
 
 
 def describe_auto(cases: Sequence[MeasuredCase]) -> str:
-    """Return a sentence that compares the selection of `auto` with the fastest; empty if hpccoll was not measured."""
+    """Return a sentence that compares `auto` with the fastest choices; empty if hpccoll was not measured."""
     measured = [case for case in cases if case.auto is not None]
     if not measured:
         ours = any(row.engine == OWN for case in cases for row in case.rows)
@@ -286,9 +287,10 @@ def _describe_slower_auto(case: MeasuredCase) -> str:
 
 
 def describe_limit(cases: Sequence[MeasuredCase], limit: HardwareLimit | None, network: Network | None = None) -> str:
-    """Return a sentence that compares the fastest at the largest size with a lower bound of its time.
+    """Return a sentence that compares the fastest time at the largest size with a lower bound of the time.
 
-    The bound is the optimum on `network`, or the measured speed `limit` of memory or links; empty without both.
+    The bound is the optimum on `network`, or follows from `limit`, the measured speed of memory or links. Without both,
+    the result is empty.
     """
     timed = [case for case in cases if case.fastest_record is not None and case.nbytes >= LEAST_LIMITED]
     if (limit is None and network is None) or not timed:
@@ -328,29 +330,3 @@ def _describe_bound(operation: Operation, case: MeasuredCase, limit: HardwareLim
     if operation is Operation.ALL_REDUCE:
         return f"all {ranks} ranks read and write their {size} once {copied}"
     return f"a call in place on {size} reads its input and writes its output once {copied}"
-
-
-def list_next_commands(cases: Sequence[MeasuredCase], conditions: RunConditions) -> list[str]:
-    """Return up to three commands that the user may type next, each with its purpose."""
-    rows = [row for case in cases for row in case.rows]
-    ranks, ops = rows[0].ranks, " ".join(dict.fromkeys(case.setting.op for case in cases))
-    improvable = [case for case in cases if case.can_tuning_help]
-    slower = [format_size(case.nbytes) for case in improvable]
-    commands = []
-    if conditions.oversubscribed and conditions.cores and set(conditions.cores) != {1}:
-        commands.append(f"for times of one rank per core: mpirun -n {max(conditions.cores)} hpccoll bench {ops}")
-    if ranks == 1:
-        commands.append(f"for times of several ranks: mpirun -n 4 hpccoll bench {ops}")
-    elif slower:
-        sizes = ", ".join(dict.fromkeys(slower)) if len(slower) <= _MAX_LISTED else f"{len(slower)} sizes"
-        tune = f"mpirun -n {ranks} hpccoll tune {ops}"
-        if any(case.setting.buffer == BufferKind.CUDA for case in improvable):
-            tune += f" --buffer {','.join(dict.fromkeys(case.setting.buffer for case in improvable))}"
-        commands.append(f"so that later runs of auto take the fastest at {sizes}: {tune}")
-    elif sum(map(is_uncertain, rows)) > len(rows) / 4:
-        commands.append(f"for narrower intervals: mpirun -n {ranks} hpccoll bench {ops} --budget 3")
-    if not conditions.results:
-        commands.append(f"for all algorithms: mpirun -n {ranks} hpccoll bench {ops} --full")
-    elif not conditions.has_report:
-        commands.append(f"for curves and findings: hpccoll report {conditions.results} -o report.html")
-    return commands[:_MAX_LISTED]

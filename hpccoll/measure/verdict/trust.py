@@ -1,8 +1,8 @@
-"""States in words which parts of a benchmark can be trusted: results, the choice of the fastest, and times."""
+"""States in words which parts of a benchmark can be trusted: the results, the ranking of choices, and the times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,39 +22,30 @@ MAX_UNCERTAIN = 0.5  # fraction of uncertain medians above which a benchmark say
 
 @dataclass(frozen=True, slots=True)
 class RunConditions:
-    """The circumstances of a benchmark that its records do not contain.
+    """The circumstances of a benchmark that its records do not contain."""
 
-    Args:
-        cores: the number of cores that each rank may run on; empty if unknown.
-        oversubscribed: whether a node has more ranks than cores that they may run on.
-        core_share: the least share of a core that a rank got while all ranks computed; None if unknown.
-        barrier_reason: why iterations started by barriers, as a clause that begins with "as"; empty if the user asked.
-        busy_cores: the number of cores that other programs kept busy; None if unknown.
-        unavailable: sentences about engines that could not be started.
-        stopped: whether the run ended before all cases were measured.
-        limit: the measured speed of memory or links; None if it was not measured.
-        network: the network of --machine, whose optimum replaces the limit; None if it is not known.
-        results: the result file; None if the results were not written.
-        has_report: whether the caller makes a report of the result file.
-        mpi_library: the MPI library's name and version; empty if unknown.
-    """
-
-    cores: tuple[int, ...] = ()
-    oversubscribed: bool = False
+    cores: tuple[int, ...] = ()  # the number of cores that each rank may run on; empty if unknown
+    oversubscribed: bool = False  # whether a node has more ranks than cores that they may run on
+    # The least share of a core that a rank got while all ranks computed; None if unknown
     core_share: float | None = None
+    # Why iterations started by barriers, as a clause that begins with "as"; empty if the user asked
     barrier_reason: str = ""
-    busy_cores: float | None = None
-    unavailable: tuple[str, ...] = field(default_factory=tuple)
-    stopped: bool = False
-    limit: HardwareLimit | None = None
+    busy_cores: float | None = None  # the number of cores that other programs kept busy; None if unknown
+    unavailable: tuple[str, ...] = field(default_factory=tuple)  # sentences about engines that could not be started
+    stopped: bool = False  # whether the run ended before all cases were measured
+    limit: HardwareLimit | None = None  # the measured speed of memory or links; None if it was not measured
+    # The network of --machine, whose optimum replaces the limit; None if it is not known
     network: Network | None = None
-    results: str | None = None
-    has_report: bool = False
-    mpi_library: str = ""
+    results: str | None = None  # the result file; None if the results were not written
+    has_report: bool = False  # whether the caller makes a report of the result file
+    mpi_library: str = ""  # the MPI library's name and version; empty if unknown
+    # The options that the user gave and that further benchmarks should repeat, such as `-b` and its value; a flag has
+    # the value ""
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 def describe_trust(cases: Sequence[MeasuredCase], conditions: RunConditions) -> list[str]:
-    """Return sentences that state whether the results, the choice of the fastest, and the times can be trusted."""
+    """Return sentences that state whether the results, the ranking of choices, and the times can be trusted."""
     rows = [row for case in cases for row in case.rows]
     wrong = sorted({get_choice(row) for row in rows if row.wrong})
     if wrong:
@@ -77,7 +68,7 @@ def describe_trust(cases: Sequence[MeasuredCase], conditions: RunConditions) -> 
 
 
 def _describe_clear_winners(cases: Sequence[MeasuredCase]) -> str:
-    """Return a sentence: at how many sizes one implementation is clearly the fastest; "" if none has two choices."""
+    """Return a sentence: at how many sizes one choice is clearly the fastest; "" if no size has two choices."""
     compared = [case for case in cases if len({get_choice(row) for row in case.rows}) > 1]
     clear = sum(len(case.best_choices) < 2 for case in compared)
     if not compared:
@@ -104,7 +95,7 @@ def _describe_starts(rows: Sequence[CollectiveRecord], conditions: RunConditions
     clock = f"a clock with errors up to {max(residuals):.1f} us" if residuals else "a clock whose error is unknown"
     discarded = sum(row.discarded or 0 for row in windows)
     share = discarded / (discarded + sum(row.iterations for row in windows))
-    missed = [row for row in barriers if row.discarded]  # unlike Gloo's rows, which always start by Gloo's barrier
+    missed = [row for row in barriers if row.discarded]  # Gloo's rows discard none: they start by a barrier
     some = f"; {format_count(len(missed), 'row')} by barriers, as ranks missed most windows" if missed else ""
     if conditions.barrier_reason:
         some += f"; the last ones by barriers, {conditions.barrier_reason}"
@@ -139,10 +130,10 @@ def _list_doubts(rows: Sequence[CollectiveRecord], conditions: RunConditions) ->
 
 
 def are_unreliable(rows: Sequence[CollectiveRecord]) -> bool:
-    """Whether more than a fraction `MAX_UNCERTAIN` of the median times are uncertain; then a benchmark says little."""
+    """Whether more than a fraction `MAX_UNCERTAIN` of the median times are uncertain."""
     return sum(map(is_uncertain, rows)) > MAX_UNCERTAIN * len(rows)
 
 
 def is_uncertain(row: CollectiveRecord) -> bool:
-    """Whether half the width of the median's interval exceeds `MAX_UNCERTAINTY` of the median."""
+    """Whether half the width of the median's interval exceeds the fraction `MAX_UNCERTAINTY` of the median."""
     return row.time_us.uncertainty > MAX_UNCERTAINTY

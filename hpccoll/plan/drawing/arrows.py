@@ -44,7 +44,7 @@ def arrows_height(history: PlanHistory, messages: Sequence[PlanMessage]) -> floa
 def draw_rank(rank: int, centre: XY, *, idle: bool = False) -> list[SceneShape]:
     """Return the shapes of a rank at `centre`: a disc with the rank's number, hollow if `idle`.
 
-    Ranks 8 to 15, 24 to 31, and so on have a cut corner, because ranks r and r + 8 have the same colour.
+    Discs of ranks 8 to 15, 24 to 31, and so on have a cut corner unless idle, because ranks r and r + 8 share a colour.
     """
     fill = palette.PAPER if idle else palette.rank_colour(rank)
     x, y = centre
@@ -112,8 +112,8 @@ def _draw_label(x: float, y: float, words: str, width: float) -> list[SceneShape
 def _list_labels(layout: GridLayout, frame: Frame, starts: Sequence[float]) -> Iterator[tuple[float, str, float]]:
     """Yield (x of the middle, text, width in pixels) of a label for each message of `frame`.
 
-    A sender gets one label for all its messages if they have equal chunks or there is no room for more. `starts` has
-    the x at which each message's arrow starts.
+    A sender gets a single label for all its messages if all have the same chunks or there is no room for several
+    labels. `starts` has the x at which each message's arrow starts.
     """
     for rank in range(layout.history.plan.ranks):
         own = [(m.send, x) for m, x in zip(frame.messages, starts, strict=True) if m.source == rank and m.send]

@@ -28,10 +28,10 @@ from hpccoll.plan.drawing.scene import (
 from hpccoll.plan.operation import Operation
 from hpccoll.plan.step import NO_CHUNK
 
-PER_LINE = 8  # contributions per line of a cell
+PER_LINE = 8  # most contributions side by side in a cell
 MOST_LINES = 16  # chunks per column; a rank with more chunks has several columns
 NUMBERED_PIECE = 12.0, 14.0  # width and height of a piece in which a rank number of two digits fits
-MOST_NUMBERED = 1100  # in a frame with more pieces, pieces do not show rank numbers
+MOST_NUMBERED = 1100  # most pieces (boxes of ranks) of a frame in which pieces show their rank numbers
 COLUMNS = ("in", "out", "work")  # columns of an all-to-all: input, output (n chunks each), blocks in transit
 GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 
@@ -40,9 +40,9 @@ GAP, BETWEEN, LEAST_PITCH, NODE_GAP = 4.0, 16.0, 50.0, 22.0
 class GridLayout:
     """The sizes in pixels of a grid that shows the contents of all chunks of all ranks, one cell per chunk.
 
-    `cell` is the (width, height) of a cell, and `piece` that of the part of a cell that stands for one rank's
-    contribution. Each rank has `lines` lines of cells: chunk c is in line c mod `lines`. If `numbered`, each piece
-    shows a rank number.
+    `cell` is the (width, height) of a cell, and `piece` the (width, height) of the box for one rank's contribution in a
+    cell. Each rank has `lines` lines of cells: chunk c is in line c mod `lines`. If `numbered` is true, each coloured
+    piece of a cell shows the number of its rank.
     """
 
     history: PlanHistory
@@ -64,7 +64,7 @@ class GridLayout:
 
     @property
     def height(self) -> float:
-        """The height of the grid in pixels."""
+        """The height of the whole grid in pixels."""
         return self.lines * (self.cell[1] + GAP) - GAP
 
     def corner(self, rank: int, chunk: int) -> XY:
@@ -108,7 +108,10 @@ def cell_size(piece: XY, n: int) -> XY:
 
 
 def format_tile_label(history: PlanHistory, rank: int, chunk: int) -> str:
-    """Return the label of a data block, named by the rank and chunk in which it was before the first round."""
+    """Return the label of the data block that was in chunk `chunk` of rank `rank` before the first round.
+
+    The label names the sender of the block, the receiver (in a scatter), or both (in an all-to-all).
+    """
     if history.plan.operation is Operation.ALL_TO_ALL:
         return f"{rank}\u2192{chunk % history.plan.ranks}"
     return str(chunk * history.plan.ranks // history.chunks if history.plan.operation is Operation.SCATTER else rank)
@@ -117,7 +120,7 @@ def format_tile_label(history: PlanHistory, rank: int, chunk: int) -> str:
 def get_column_name(chunk: int, lines: int) -> str:
     """Return the column of an all-to-all's drawing that shows chunk `chunk`: in, out or work.
 
-    A column has `lines` chunks.
+    Each column of a rank has `lines` chunks.
     """
     return COLUMNS[min(chunk // lines, len(COLUMNS) - 1)]
 
@@ -168,7 +171,7 @@ class CellPainter:
     def add_pieces(self, box: Box, owners: list[int]) -> None:
         """Add a coloured box to a cell for each rank in `owners` that contributed.
 
-        Each rank has a fixed position in cells.
+        The box of a rank has the same position in all cells.
         """
         (w, h), numbered = self._layout.piece, self._layout.numbered
         size = 9.5 if self._layout.history.plan.ranks <= 10 else 8.5  # two digits need smaller letters
@@ -187,7 +190,7 @@ class CellPainter:
     def _paint(self, box: Box, owner: int, words: str, size: float) -> None:
         """Add a box with the text `words` (`size` pixels high) in the colour of rank `owner`.
 
-        Some ranks have a cut corner (`has_cut_corner`).
+        The boxes of some ranks have a cut corner (`has_cut_corner`).
         """
         x, y, w, h = box
         fill = rank_colour(owner)
@@ -201,7 +204,7 @@ class CellPainter:
             self._words.setdefault(ink, []).append(text)
 
     def shapes(self) -> Iterator[SceneShape]:
-        """Yield the collected shapes in drawing order: those in the back first."""
+        """Yield the collected shapes in drawing order: the shapes in the back first."""
         yield from self._rims
         yield FilledBoxes(EMPTY, tuple(self._backgrounds))
         for fill in sorted(self._filled):

@@ -1,8 +1,8 @@
 """The history of a plan: the messages of each round, and the contents of every rank's chunks after the round.
 
 In array shapes, n is the number of ranks and C the number of chunks per rank. A barrier, which has no chunks, is shown
-as one chunk per rank that contains the ranks known to have arrived. An incorrect plan has a history, too, in which its
-fault can be seen.
+as one chunk per rank, which contains the ranks whose arrival this rank knows of. The history of an incorrect plan shows
+the error of the plan.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ class Frame:
 
     Attributes:
         number: the round, counted from 1; 0 before the first round.
-        phase: the name of the phase, such as "reduce-scatter"; empty if the plan has a single phase.
-        messages: the messages of the round.
+        phase: the name of an all-reduce's phase, such as "reduce-scatter", or "fence" in a round of fences; else empty.
         counts: `counts[r, c, s]` is how often rank s's contribution is in chunk c of rank r.
         origin: `origin[r, c]` is the chunk number that the data in chunk c of rank r had at the start; -1 if empty.
-        changed: marks the chunks that messages of this round wrote.
+        changed: marks the chunks that messages (in a barrier, also fences) of this round changed.
         done: marks the output chunks that are complete.
         fences: the groups of ranks that wait for each other in this round.
     """
@@ -145,12 +144,11 @@ def _name_phases(operation: Operation, frames: Sequence[Frame]) -> list[str]:
 def _name_two_phases(kinds: Sequence[frozenset[bool]], done: Sequence[Mask]) -> tuple[str, str]:
     """Return the names of the reducing and the copying phase of an all-reduce.
 
-    The names are reduce-scatter and all-gather if more than half of the ranks complete some chunk before all other
-    ranks do; otherwise, the names are reduce and broadcast, or reduce and copy.
-
-    Args:
-        kinds: for each frame, whether its messages reduce (true), copy (false), or both.
-        done: for each frame, a mask of the chunks of each rank that are complete.
+    The names are reduce-scatter and all-gather if each chunk is first complete on a single rank, more than half of the
+    ranks are first for some chunk, and no round both reduces and copies. Otherwise, the names are reduce and broadcast,
+    or reduce and copy if some chunk is first complete on several ranks at once. For each frame, `kinds` states whether
+    its messages reduce (true), copy (false), or both, and `done` is a mask of the chunks of each rank that are
+    complete.
     """
     n, chunks = done[0].shape
     firsts = [next(mask[:, c] for mask in done if mask[:, c].any()) for c in range(chunks)]

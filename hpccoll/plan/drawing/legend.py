@@ -19,7 +19,7 @@ SIZE, LINE_HEIGHT, BETWEEN, ABOVE = 10.0, 25.0, 24.0, 18.0
 class LegendEntry:
     """An entry of the legend: a function that draws the symbol, the symbol's size in pixels, and its meaning."""
 
-    draw: Callable[[XY], list[SceneShape]]  # takes the point in the middle of the symbol's left edge
+    draw: Callable[[XY], list[SceneShape]]  # draws at a point, the middle of the symbol's left edge
     width: float
     height: float
     words: str

@@ -1,7 +1,7 @@
 """Page layout of a plan's history: frames in columns to be read downwards, or one page per frame for an animation.
 
-A page is so small that its text is legible when the page is printed on A4, portrait or landscape. The frames of
-a long history are laid out on several pages.
+Pages are small enough that their text is legible on A4 paper, portrait or landscape. The frames of a long history are
+laid out on several pages.
 
 A frame is drawn as a panel, which shows, from top to bottom, ranks as discs, messages as arrows, and the grid.
 """
@@ -77,7 +77,7 @@ def _measure_panels(layout: GridLayout, frames: Sequence[Frame]) -> XY:
 def _list_page_sizes(layout: GridLayout) -> list[XY]:
     """Return (width, height) in pixels of the room for panels on a landscape and on a portrait page.
 
-    Wide panels need larger pages.
+    Both pages are enlarged if a panel is wider than the landscape page.
     """
     edges, above = 2 * EDGE - BESIDE, TITLE + EDGE + LEGEND_ROOM
     grow = max(1.0, (MARGIN + layout.full_width + BESIDE + edges) / LONG_SIDE)
@@ -97,14 +97,17 @@ def _count_frames_per_page(layout: GridLayout, frames: Sequence[Frame]) -> int:
 def _split_into_columns(layout: GridLayout, frames: Sequence[Frame]) -> list[Sequence[Frame]]:
     """Return the frames of a page in equally long columns.
 
-    Of the column counts with which the frames fit on a page, the function takes the one whose page has the proportion
-    closest to ASPECT (width / height).
+    If the frames fit on a page in several numbers of columns, the function takes the number of columns with which the
+    width / height of the page is closest to ASPECT.
     """
     width, height = _measure_panels(layout, frames)
     sizes = _list_page_sizes(layout)
 
     def rate(count: int) -> tuple[bool, float]:
-        """Return a sort key for a number of columns: those that fit come first, then those of better proportions."""
+        """Return a sort key for a number of columns; the best number has the least key.
+
+        The key compares first whether the frames fit on a page, then how far the page's width / height is from ASPECT.
+        """
         across, down = count * width, -(-len(frames) // count) * height
         fits = any(across <= most_across and down <= most_down for most_across, most_down in sizes)
         return not fits, abs(math.log(across / (down + TITLE) / ASPECT))
@@ -144,7 +147,7 @@ def _node_names_height(layout: GridLayout) -> float:
 
 
 def _column_names_height(layout: GridLayout) -> float:
-    """Return the height in pixels of the names of a rank's columns; 0 if it has a single column."""
+    """Return the height in pixels of the names of a rank's columns; 0 if each rank has a single column."""
     return 12.0 if layout.columns > 1 else 0.0
 
 
@@ -206,7 +209,7 @@ def _draw_nodes(layout: GridLayout, at: XY) -> list[SceneShape]:
 
 
 def _column_names(layout: GridLayout) -> list[str]:
-    """Return the labels of a rank's columns of cells: in, out and work (all-to-all), or first chunks, such as +16."""
+    """Return the labels of a rank's columns of cells: in, out and work (all-to-all), or first chunks such as +16."""
     if layout.history.plan.operation is Operation.ALL_TO_ALL:
         return [get_column_name(column * layout.lines, layout.lines) for column in range(layout.columns)]
     return [f"+{column * MOST_LINES}" if column else "" for column in range(layout.columns)]

@@ -14,7 +14,7 @@ from hpccoll.units import format_count
 
 EDGE, TITLE, LEGEND, MARGIN = 22.0, 52.0, 40.0, 52.0
 ROW, GAP, TEXT = 26.0, 6.0, 10.0
-MOST_WIDTH, LEAST_UNIT, MOST_UNIT = 2100.0, 9.0, 26.0  # pixels; the units are pixels per unit of time
+MOST_WIDTH, LEAST_UNIT, MOST_UNIT = 2100.0, 9.0, 26.0  # width of a chart in pixels; pixels per unit of time
 FILLS = {
     ActionKind.FORWARD: COLOURS[4],
     ActionKind.BACKWARD: COLOURS[1],
@@ -30,7 +30,7 @@ NAMES = {
 
 
 def describe_simulation(simulation: ScheduleSimulation) -> str:
-    """Return a line with the counts of a simulated pipeline schedule and its bubble (the idle fraction of the time)."""
+    """Return a line of text: the counts of a simulated pipeline schedule, its time, and its bubble (idle fraction)."""
     schedule = simulation.schedule
     counts = f"{format_count(schedule.stages, 'stage')} on {format_count(schedule.ranks, 'rank')}"
     peak = max(schedule.count_activations()[1])
@@ -41,7 +41,7 @@ def describe_simulation(simulation: ScheduleSimulation) -> str:
 
 
 def lay_out_schedule(simulation: ScheduleSimulation) -> Scene:
-    """Return a chart of a simulated pipeline schedule: a line per rank, a box per pass, time from left to right.
+    """Return the chart of a simulated pipeline schedule as a scene: a line per rank, a box per pass, time to the right.
 
     Raises UsageError if the schedule is too long for a legible chart.
     """
@@ -114,7 +114,7 @@ def _draw_legend(schedule: Schedule, y: float) -> list[SceneShape]:
 def format_schedule_grid(simulation: ScheduleSimulation) -> str:
     """Return a simulated pipeline schedule as text: a line per rank, a column per time unit.
 
-    All times of the simulation must be integers.
+    Raises UsageError unless all times of the simulation are integers.
     """
     schedule = simulation.schedule
     if any(step.start % 1 or step.end % 1 for step in simulation.steps):

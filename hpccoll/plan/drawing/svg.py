@@ -22,7 +22,7 @@ FONT = "DejaVu Sans, Verdana, Geneva, sans-serif"
 
 
 def render_svg(scene: Scene) -> str:
-    """Return `scene` as an SVG document."""
+    """Return `scene` as the text of an SVG document."""
     size = f'width="{_n(scene.width)}" height="{_n(scene.height)}" viewBox="0 0 {_n(scene.width)} {_n(scene.height)}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" role="img">'
     about = [f"<title>{escape(scene.title)}</title>", f"<desc>{escape(scene.description)}</desc>"]
@@ -36,7 +36,7 @@ def _n(value: float) -> str:
 
 
 def _style(shape: SceneShape) -> str:
-    """Return a shape's SVG attributes for colours, line width and font, without its position."""
+    """Return a string with a shape's SVG attributes for colours, line width and font, but not its position."""
     match shape:
         case TextLabel(_, _, size, fill, anchor, bold):
             weight = ' font-weight="bold"' if bold else ""
@@ -61,7 +61,7 @@ def _group(style: str, shapes: list[SceneShape]) -> Iterator[str]:
 
 
 def _element(shape: SceneShape, style: str) -> str:
-    """Return the SVG element of a shape; `style` is added to its attributes and may be empty."""
+    """Return a shape's SVG element as text; `style`, which may be empty, is added to the element's attributes."""
     match shape:
         case TextLabel((x, y), words):
             return f'<text x="{_n(x)}" y="{_n(y)}"{style}>{escape(words)}</text>'

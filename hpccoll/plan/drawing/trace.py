@@ -54,7 +54,8 @@ def _slice_event(piece: Slice) -> dict[str, Any]:
 
 def _arrow_events(number: int, message: TimelineMessage) -> list[dict[str, Any]]:
     """Return the two trace events that draw a message as an arrow; `number` identifies the arrow."""
-    # An arrow ends just before the end of the receiving activity: viewers attach it to the activity in which it ends.
+    # Each arrow ends just before the end of the receiving activity, because viewers attach an arrow to the activity in
+    # which the arrow ends.
     end = message.received_us - 0.01 * (message.received_us - message.sent_us)
     both = {"name": "message", "cat": "message", "id": number, "pid": 0}
     return [

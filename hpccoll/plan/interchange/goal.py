@@ -5,9 +5,9 @@ left out, except for the signals of a barrier, which have a size of one byte (Lo
 copies and the arithmetic of reductions take no time in the schedule. Shared-memory loads and stores become messages,
 and fences (barriers) are left out, since receives wait for their messages. The export refuses a barrier with fences.
 
-Format: the line `num_ranks N`, then for each rank R a block `rank R {}` with lines such as `l1: send 8b to 1 tag 0`,
-`l2: recv 8b from 1 tag 0` and `l2 requires l1`. Source: the grammar of txt2bin in spcl/LogGOPSim (Hoefler, Schneider
-and Lumsdaine, "LogGOPSim", LSAP 2010).
+A GOAL file has the line `num_ranks N`, then for each rank R a block `rank R {}` with lines such as `l1: send 8b to 1
+tag 0`, `l2: recv 8b from 1 tag 0` and `l2 requires l1`. Source: the grammar of txt2bin in spcl/LogGOPSim (Hoefler,
+Schneider and Lumsdaine, "LogGOPSim", LSAP 2010).
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ SIGNAL_BYTES = 1
 def to_goal(plan: Plan, count: int, itemsize: int = 4) -> str:
     """Return `plan` as text in GOAL, the input format of the simulator LogGOPSim; `check` must accept the plan.
 
-    Args:
-        count: the number of elements of the vector, or of each rank's block.
-        itemsize: the bytes of an element.
+    `count` is the number of elements of the vector, or of each rank's block.
 
     Raises UsageError for a negative `count`, an `itemsize` below 1, or a barrier with fences.
     """

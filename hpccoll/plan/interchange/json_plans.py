@@ -6,8 +6,8 @@ the start of the round; a rank receives its messages in the order listed. A mess
 rank `to` alone, and a message with `"via": "store"` by rank `from` alone. A rank performs its loads and stores in the
 order listed. A fence, such as `{"fence": [[0, 1], [2, 3]]}`, lists groups of ranks that wait for each other. A round
 has only messages, only loads and stores, or only fences. `cost` may be null; otherwise it has the number of steps, and
-the mean and largest bytes per rank as multiples of the message size S. A file describes the plan for one number of
-ranks.
+the mean and largest bytes per rank as multiples of the message size S. A JSON file describes a plan for a single number
+of ranks.
 
 Example for two ranks, with the first message of the first round:
 
@@ -122,15 +122,12 @@ def make_listed_rounds(
 ) -> Callable[[IntArray], Rounds]:
     """Return a function for `Plan.make` that makes the rounds listed in `listed`, for any array of ranks.
 
-    Args:
-        n: the number of ranks.
-        chunks: the number of chunks per rank.
-        listed: for each round, its messages, and its fences as groups of ranks.
+    `listed` has, for each round, its messages, and its fences as groups of ranks.
     """
     builders = [_step_builders(messages, fences) for messages, fences in listed]
 
     def make(rank: IntArray) -> Rounds:
-        """Return the listed rounds for the ranks in the array `rank`."""
+        """Return the rounds in `listed` for the ranks in the array `rank`."""
         return Rounds(len(builders), chunks, lambda t: [build(rank, n) for build in builders[t]])
 
     return make
@@ -146,7 +143,7 @@ class _JsonReader:
     name: str
 
     def wrong(self, where: str, value: Any, needed: str) -> UsageError:
-        """Return (not raise) a UsageError: the JSON key `where` has `value`, but `needed` is required."""
+        """Return an unraised UsageError: the JSON key `where` has `value`, but `needed` is required."""
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return UsageError(f"{self.name}: {where} is {shown}; need {needed}")
@@ -223,7 +220,7 @@ class _JsonReader:
         listed = self.items(self.fields(value, ("fence",), where)[0], f"{where}.fence")
         groups = [
             [self.integer(rank, f"{where}.fence[{i}][{j}]", 0, n - 1) for j, rank in enumerate(ranks)]
-            for i, ranks in enumerate(self.items(each, f"{where}.fence[{i}]") for i, each in enumerate(listed))
+            for i, ranks in enumerate(self.items(members, f"{where}.fence[{i}]") for i, members in enumerate(listed))
         ]
         ranks = sorted(rank for group in groups for rank in group)
         if len(set(ranks)) < len(ranks) or not all(groups):
@@ -233,8 +230,8 @@ class _JsonReader:
     def message(self, value: Any, where: str, n: int, chunks: int) -> PlanMessage:
         """Return the message in the JSON record `value`, of n ranks with `chunks` chunks each.
 
-        Raises UsageError, with the key `where`, for a wrong value, and PlanError if the ends differ in number of
-        chunks.
+        Raises UsageError, with the key `where`, for a wrong value, and PlanError if sender and receiver list different
+        numbers of chunks.
         """
         keys = (*_MESSAGE_KEYS, "via") if isinstance(value, dict) and "via" in value else _MESSAGE_KEYS
         source, dest, send, recv, op, *via = self.fields(value, keys, where)
@@ -261,10 +258,11 @@ class _JsonReader:
 
 
 def _step_builders(messages: Sequence[PlanMessage], fences: Sequence[FenceGroups]) -> list[StepBuilder]:
-    """Return functions that build the steps of one round for any array of ranks, from its messages and fences.
+    """Return functions that build the steps of a round for any array of ranks, from the round's messages and fences.
 
-    All messages of a step have the same kind and number of chunks. In a step, a rank sends and receives at most one
-    message, or performs at most one load or store. Each rank performs its messages in the order of `messages`.
+    All messages of a step have the same kind and number of chunks. In a step, a rank sends at most one message and
+    receives at most one, or performs at most one load or store. Each rank performs its messages in the order of
+    `messages`.
     """
     steps: list[list[PlanMessage]] = []
     kinds: list[tuple[TransferKind, int]] = []

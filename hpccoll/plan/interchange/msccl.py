@@ -98,9 +98,9 @@ def _append_round(gpus: list[_MscclGpu], messages: list[PlanMessage]) -> None:
 
 
 def _pieces(gpus: list[_MscclGpu], message: PlanMessage) -> Iterator[tuple[BufferIndex, BufferIndex, int]]:
-    """Yield (source index, target index, count) of the contiguous pieces of a message, of at most MOST_COUNT chunks.
+    """Yield (source index, target index, count) of pieces of a message, each of up to MOST_COUNT contiguous chunks.
 
-    `gpus` has the buffers of each rank, by which chunk numbers become indices in buffers.
+    `gpus` has the buffers of each rank, which map chunk numbers to indices in buffers.
     """
     sources = [gpus[message.source].index_of(chunk) for chunk in message.send]
     targets = [gpus[message.dest].index_of(chunk) for chunk in message.recv]
@@ -178,7 +178,7 @@ class _MscclGpu:
     def reserve_scratch(self, count: int) -> BufferIndex:
         """Reserve `count` chunks of the scratch buffer until the end of the round.
 
-        Return the first as (buffer, index).
+        Return the first reserved chunk as (buffer, index).
         """
         cell = "s", self.base + self.staged
         self.staged += count
@@ -194,14 +194,15 @@ class _MscclGpu:
         return self.blocks[key]
 
     def add(self, kind: str, peer: int, source: BufferIndex, target: BufferIndex | None, count: int) -> _MscclStep:
-        """Append a step of `count` chunks to the thread block for its type and peer, after earlier steps on its chunks.
+        """Append a step to the thread block for its type and peer, and return the step.
+
+        The step waits for earlier steps of other thread blocks that wrote its chunks or read the chunks that it writes.
 
         Args:
             kind: the MSCCL type of the step, such as `s` (send) or `re` (reduce).
             peer: the other rank of a message, or LOCAL.
             source: the buffer and index of the first chunk that the step reads.
             target: the buffer and index of the first chunk that the step writes; None for a send.
-            count: the number of chunks.
         """
         at = self.get_block(kind, peer)
         reads = _indices(source, count) if kind != "r" else []
@@ -244,7 +245,7 @@ class _MscclGpu:
         return gpu
 
     def check_limits(self) -> None:
-        """Raise UsageError if a thread block exceeds MOST_STEPS steps, or the rank MOST_PEERS peers per direction."""
+        """Raise UsageError if a block has over MOST_STEPS steps, or the rank over MOST_PEERS peers per direction."""
         longest = max((len(block.steps) for block in self.threadblocks), default=0)
         where = f"{self.plan.name} on {format_count(self.plan.ranks, 'rank')}: rank {self.rank}"
         remedy = "export fewer ranks or --chunks, or write .json or .goal"

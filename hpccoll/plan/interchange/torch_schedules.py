@@ -1,10 +1,11 @@
-"""Pipeline schedules as CSV files of torch.distributed.pipelining, in its formats.
+"""Pipeline schedules as CSV files in the formats of torch.distributed.pipelining.
 
 Line r has the actions of rank r, one per cell, such as `2F0` or `(2F1;5B0)OVERLAP_F_B`; empty cells are idle times and
-have no effect. The format `compute_only` has passes alone, and torch adds the rest; the format `compute_comms` has all
-actions. From 2.15, torch demands in `compute_comms` a wait for each send and for each sum of gradients, and torch up to
-2.14 cannot read waits; `compute_comms_waits` is torch's `compute_comms` with waits. Source:
-torch/distributed/pipelining/schedules.py of PyTorch 2.13 and 2.15, `_load_csv` and `_dump_csv`.
+have no effect. The format `compute_only` has only passes, to which torch adds all other actions; the format
+`compute_comms` has all actions. In `compute_comms`, torch from 2.15 on requires a wait for each send and for each sum
+of gradients, but torch up to 2.14 cannot read waits. The format that is called `compute_comms_waits` here is torch's
+`compute_comms` with waits. Source: torch/distributed/pipelining/schedules.py of PyTorch 2.13 and 2.15, `_load_csv` and
+`_dump_csv`.
 """
 
 from __future__ import annotations
@@ -54,17 +55,12 @@ def format_schedule_csv(schedule: Schedule, csv_format: CsvFormat = "compute_com
 def parse_schedule_csv(text: str, name: str, csv_format: CsvFormat | None = None) -> Schedule:
     """Return the schedule of a CSV file, without proving it; error messages call the file `name`.
 
-    The numbers of stages and micro-batches are those that occur. A stage is on the rank that has most of its
-    passes.
-
-    Args:
-        text: the content of the file.
-        name: the name of the file.
-        csv_format: the format; None finds out by looking for sends and receives. Waits are read in both formats with
-            messages.
+    The schedule has the stages and micro-batches that occur in the file. Each stage is placed on the rank that has most
+    of the passes of this stage. `csv_format` is the format of the file; None detects it by whether the file has sends
+    or receives. Waits are read in both formats with messages.
 
     Raises:
-        UsageError: a line or cell cannot be read, or does not belong into a file of the format.
+        UsageError: a line or cell cannot be read, or is not allowed in the format.
         PlanError: the stages or micro-batches are not numbered from 0 without gaps.
     """
     programs = []
@@ -128,12 +124,9 @@ def _parse_action(words: str, where: str) -> PipelineAction:
 
 
 def _place_stages(programs: list[tuple[PipelineStep, ...]], count: int, name: str) -> tuple[int, ...]:
-    """Return the rank of each stage: the rank with most of its passes, or with most of its other actions.
+    """Return the rank of each stage: the rank with most of the stage's passes, or with most of its other actions.
 
-    Args:
-        programs: the steps of each rank.
-        count: the number of all actions, with which a pass outweighs any number of other actions.
-        name: the name of the file for error messages.
+    `count` is the number of all actions; a pass counts as `count` other actions, so that passes decide.
 
     Raises PlanError if the stages are not numbered from 0 without gaps.
     """
@@ -157,7 +150,7 @@ def _count_microbatches(actions: list[PipelineAction], count: int, name: str) ->
     """
     named = {action.microbatch for action in actions if action.microbatch >= 0}
     microbatches = max(named, default=-1) + 1
-    missing = next((each for each in range(min(microbatches, count + 1)) if each not in named), None)
+    missing = next((number for number in range(min(microbatches, count + 1)) if number not in named), None)
     if missing is not None:
         raise PlanError(f"{name}: micro-batch {missing} does not occur, but micro-batch {microbatches - 1} does; "
                         "number the micro-batches from 0 without gaps")  # fmt: skip

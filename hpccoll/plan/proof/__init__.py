@@ -1,10 +1,10 @@
-"""Proofs that plans, and programs of sends and receives that are not plans, are correct; nothing is run.
+"""Proofs that plans and other programs of sends and receives are correct, without running them.
 
 Start with `check` in checker.py, which proves a plan. `transfers` reads rounds as flat arrays and checks each transfer;
 `symbolic_state` tracks the contributions in each chunk and checks the final state; `races` proves that loads and stores
-are free of data races; `survival` proves what the death of a rank does to the others; `reduction_order` tells whether
-data is reduced in rank order. `check_program` proves a free program, which is one list of sends and receives per rank,
-without rounds. `check_schedule` proves a pipeline schedule.
+are free of data races; `survival` proves that the death of a rank gives no other rank a wrong result; `reduction_order`
+tells whether data is reduced in rank order. `check_program` proves a free program, which is one list of sends and
+receives per rank, without rounds. `check_schedule` proves a pipeline schedule.
 """
 
 from hpccoll.plan.proof.checker import Proof, check

@@ -1,9 +1,10 @@
 """The proof that a plan cannot deadlock and delivers every contribution (input chunk) exactly once.
 
-`check` verifies that each send has its receive in the same round (so there is no deadlock), and that both ends agree on
-the number of chunks and, for every given message size, of elements. `check` also verifies that no chunk is read before
-it is written, and that no message overwrites another message of the same round. `check` treats loads and stores as
-messages; races.py proves that the results of loads and stores do not depend on the speed of the ranks.
+`check` verifies that each send has its receive in the same round (so there is no deadlock), and that both ends of a
+message agree on the number of chunks and, for every given message size, on the number of elements. `check` also
+verifies that no chunk is read before it is written, and that no message overwrites another message of the same round.
+`check` treats loads and stores as messages; races.py proves that the results of loads and stores do not depend on the
+speed of the ranks.
 
 In the final state of all ranks, every output chunk must have every required contribution exactly once (in a barrier,
 every rank must have heard from every rank), and all ranks must have reduced a chunk in the same order. In a scan, whose
@@ -39,12 +40,12 @@ from hpccoll.units import format_count
 
 _COPY = int(Op.COPY)  # a plain integer: reading an enum member costs a microsecond
 _MOST_ROUNDS = 2**10  # rounds that are read at once, as one block
-_MOST_KEPT = 2**20  # moved chunks of the blocks that are kept for the race check; larger plans are read twice
+_MOST_KEPT = 2**20  # most moved chunks that are kept in memory for the race check; larger plans are read twice
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The result of a proof: the plan's cost, its number of rounds, and of messages between different ranks."""
+    """The result of a proof: the plan's cost, number of rounds, and number of messages between different ranks."""
 
     cost: Cost
     rounds: int
@@ -78,7 +79,7 @@ def check(plan: Plan, counts: Sequence[Count] = (0, 1, 7)) -> Proof:
 
 
 def _format_cost(cost: Cost) -> str:
-    """Return a cost as text: steps, and the mean and largest amount of data that a rank moves, in message sizes S."""
+    """Return a cost as text: steps, and the mean and largest data that ranks move, in multiples of message size S."""
     return f"{cost.steps} steps, {cost.mean} S moved on average and {cost.most} S at most"
 
 
@@ -86,8 +87,8 @@ class _PlanWalk:
     """One pass over the rounds of a plan, which checks every transfer and updates the symbolic state.
 
     Args:
-        plan: the plan of all ranks.
-        counts: numbers of elements of a message; sent and received chunks must have equal sizes for each of them.
+        counts: numbers of elements of a message; sent and received chunks must have equal sizes for each of these
+            numbers.
         most_rounds: the number of rounds to read at once.
     """
 
@@ -97,7 +98,7 @@ class _PlanWalk:
         self.chunks = self.reader.chunks
 
     def run(self, weights: Weights | None = None) -> SymbolicState:
-        """Execute all rounds symbolically and return the final state; None gives each contribution a random weight."""
+        """Execute all rounds symbolically and return the final state; if `weights` is None, weights are random."""
         weights = random_weights(self.n, self.chunks) if weights is None else weights
         self.state = SymbolicState(self.plan.operation, self.n, self.chunks, self.plan.root, weights)
         self.moved = np.zeros(self.n, np.int64)
@@ -116,7 +117,7 @@ class _PlanWalk:
         return self.state
 
     def list_blocks(self) -> Iterator[TransferBlock]:
-        """Return the transfers of all rounds in blocks of rounds, as `run` has read them before."""
+        """Return the transfers of all rounds in blocks of rounds; `run` must have been called before."""
         is_complete = self.kept and self.kept[-1].stop == self.reader.rounds.count
         return iter(self.kept) if is_complete else self.reader.read_blocks(self.most_rounds)
 
@@ -129,7 +130,7 @@ class _PlanWalk:
         self.steps += len(set(block.round[crossing].tolist()))
 
     def error(self, block: TransferBlock, ranks: IntArray, why: str) -> PlanError:
-        """Return (not raise) the error `why` about the first of `ranks` in the first round of `block`."""
+        """Return an unraised error with the text `why` about the first of `ranks` in the first round of `block`."""
         self.reader.round = block.first
         return self.reader.error(ranks, why)
 
@@ -172,7 +173,7 @@ class _PlanWalk:
         return op, out, into, rounds, phase
 
     def count_earlier(self, block: TransferBlock, key: IntArray, op: IntArray) -> IntArray:
-        """Return, for each moved chunk, how many chunks moved before it in its round go to the same chunk.
+        """Return, for each moved chunk, how many earlier moves of the same round go to the same chunk.
 
         `key` has one number per moved chunk, equal for chunks with the same round, receiving rank and receiving chunk.
         `op` has the operation (copy or reduce) of each moved chunk. Raises PlanError if a message has a chunk twice, or
@@ -205,8 +206,8 @@ def _list_phases(rounds: IntArray, phase: IntArray, op: IntArray) -> Iterator[tu
     """Yield (begin, end, round_end, op) for each phase, a part of a round that writes no chunk twice.
 
     The moved chunks of a phase are entries `begin` to `end` - 1 of the arrays. In a round's first phase, `round_end` is
-    the index after the round's last moved chunk; in other phases it is 0. `op` is the operation of all chunks of the
-    phase, or None if their operations differ.
+    the index after the round's last moved chunk; in other phases, `round_end` is 0. `op` is the operation of all chunks
+    of the phase, or None if their operations differ.
 
     Args:
         rounds: the round of each moved chunk.

@@ -170,14 +170,14 @@ class _ProgramRunner:
         return actions[self.at[rank]] if self.at[rank] < len(actions) else None
 
     def error(self, rank: int, why: str) -> PlanError:
-        """Return (not raise) the error `why` about the current action of a rank."""
+        """Return an unraised error with the text `why` about the current action of a rank."""
         action = self.program[rank][self.at[rank]]
         return PlanError(f"rank {rank} step {self.at[rank]} ({_format_action(action)}): {why}")
 
     def send(self, rank: int, action: SendAction) -> int | None:
         """Execute a send of `rank`; return its destination, which may now continue.
 
-        The result is None if an earlier attempt has sent the message already.
+        The result is None if an earlier attempt to execute this send has already sent the message.
         """
         if self.posted[rank]:
             return None
@@ -216,11 +216,11 @@ class _ProgramRunner:
         return action.source
 
     def place(self, rank: int, chunk: int) -> NDArray[np.int64]:
-        """Return rank * chunks + chunk, a chunk's number among those of all ranks, as an array of one element."""
+        """Return rank * chunks + chunk, a chunk's number among the chunks of all ranks, as an array of one element."""
         return np.array([rank * self.valid.shape[1] + chunk])
 
     def check_message(self, rank: int, action: RecvAction, message: _SentMessage) -> None:
-        """Raise PlanError if a message does not fit the receive `action` of `rank` that takes it."""
+        """Raise PlanError if a message does not fit `action`, the receive of `rank` that takes the message."""
         out, into = message.send.chunk, action.chunk
         sender = f"rank {action.source} step {message.step} ({_format_action(message.send)})"
         if (out == NO_DATA) != (into == NO_DATA):

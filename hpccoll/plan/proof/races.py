@@ -1,6 +1,7 @@
 """The proof that plans with loads and stores are free of data races: fences order all conflicting accesses.
 
-In array shapes, n is the number of ranks, C of chunks per rank, and A of accesses. A place is one chunk of one rank.
+In array shapes, n is the number of ranks, C the number of chunks per rank, and A the number of accesses. A place is one
+chunk of one rank.
 
 In a plan that obeys the following four rules, the values after a round do not depend on the speed of the ranks, and
 equal those of a plan in which loads and stores are messages.
@@ -11,8 +12,8 @@ equal those of a plan in which loads and stores are messages.
   chunk by a load in the same or a later round, and the owner's next fence includes the reading rank. The reading rank
   gets the old contents, because the data of a load becomes visible to other ranks only at the next fence of the loading
   rank.
-- A rank may access another rank's memory only after the first fence of both (the other rank has started by then) and
-  before the last fence of both (the other rank has not finished yet).
+- A rank may access another rank's memory only after the first fence of both ranks, which shows that the other rank has
+  started, and before the last fence of both ranks, until which the other rank cannot finish.
 - No rank may read data that its own earlier step of the same round wrote, except by a load from itself, which reads the
   contents at the start of the round.
 
@@ -59,10 +60,7 @@ class _Accesses:
 def check_races(plan: Plan, chunks: int, rounds: int, blocks: Iterable[TransferBlock]) -> None:
     """Raise PlanError, with a remedy, unless fences order all conflicting accesses of a plan to shared memory.
 
-    Args:
-        chunks: the plan's number of chunks per rank.
-        rounds: the plan's number of rounds.
-        blocks: the transfers of all rounds, which the caller has checked one by one.
+    `blocks` are the transfers of all rounds, which the caller has checked one by one.
     """
     checker = _RaceChecker(plan, max(chunks, 1), rounds)
     accesses = checker.collect_accesses(blocks)
@@ -78,7 +76,7 @@ class _RaceChecker:
         self.fences: list[tuple[int, IntArray]] = []
 
     def error(self, t: int, why: str) -> PlanError:
-        """Return (not raise) the error `why` about round t of the plan."""
+        """Return an unraised error with the text `why` about round t of the plan."""
         return PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {t}: {why}")
 
     def format_place(self, place: int) -> str:
@@ -88,7 +86,7 @@ class _RaceChecker:
     def collect_accesses(self, blocks: Iterable[TransferBlock]) -> _Accesses:
         """Return all accesses of `blocks`, each once, and record the fences in `self.fences`.
 
-        Raises PlanError if a round breaks a rule that concerns single rounds.
+        Raises PlanError for a wrong fence, or if a rank reads data that its own earlier step of the same round wrote.
         """
         places = self.n * self.chunks
         accesses = [np.zeros(0, np.int64)]
@@ -109,7 +107,7 @@ class _RaceChecker:
         return _Accesses(*np.divmod(rest, places), access, t)
 
     def add_fence(self, t: int, leader: IntArray) -> None:
-        """Record a fence of round t; `leader` has each rank's leader, which names its group, or -1 without a fence.
+        """Record a fence of round t; `leader` has each rank's leader, which names its group, or -1 if in no fence.
 
         Raises PlanError if a rank's leader has another leader, or a rank is in two fences of the round.
         """
@@ -133,11 +131,12 @@ class _RaceChecker:
         first_writer, first_step = np.full((2, self.n * self.chunks), NO_PEER, np.int64)
         for number in np.unique(t[kind != MESSAGE]).tolist():
             own = slice(*np.searchsorted(t, (number, number + 1)))
-            # Only the first of several writes to a chunk counts, because `check_conflicts` rejects several writers.
+            # Only the first write to a chunk is used, because `check_conflicts` rejects a chunk with several writing
+            # ranks.
             place = block.into[own][::-1]
             first_writer[place], first_step[place] = writer[own][::-1], step[own][::-1]
             read, at = block.out[own], reader[own]
-            is_own_load = (kind[own] == LOAD) & (read // self.chunks == at)  # reads the contents before the round
+            is_own_load = (kind[own] == LOAD) & (read // self.chunks == at)  # reads contents from before the round
             late = np.nonzero((first_writer[read] == at) & (first_step[read] < step[own]) & ~is_own_load)[0]
             if len(late):
                 reading = f"rank {at[late[0]]} reads {self.format_place(int(read[late[0]]))}"
@@ -169,7 +168,7 @@ class _RaceChecker:
                 raise self.error(t, f"{does}: that rank {why}; add a fence {when} it")
 
     def check_conflicts(self, shared: _Accesses) -> None:
-        """Raise PlanError if no fence separates two ranks' accesses to one chunk of which at least one is a write."""
+        """Raise PlanError if no fence separates two ranks' accesses to a chunk, at least one of which is a write."""
         first = np.searchsorted(shared.place, shared.place, side="left")
         many = np.searchsorted(shared.place, shared.place, side="right") - first
         writes = np.nonzero(shared.kind != _READ)[0]
@@ -204,7 +203,7 @@ class _RaceChecker:
 
 
 def _select_contended(accesses: _Accesses) -> _Accesses:
-    """Return the accesses to chunks that several ranks access and at least one of them writes, sorted by chunk."""
+    """Return the accesses to chunks that several ranks access and at least one rank writes, sorted by chunk."""
     sorted_ = accesses.take(np.argsort(accesses.place, kind="stable"))
     if not len(sorted_.place):
         return sorted_

@@ -1,4 +1,4 @@
-"""Whether a plan reduces the data of the ranks in the order of their numbers, as reductions need that do not commute.
+"""Whether a plan reduces the data of the ranks in the order of their numbers, as non-commutative reductions require.
 
 A chunk that was reduced in rank order holds the data of an interval of ranks, and every reduction joins two adjacent
 intervals, the lower one as the first operand.
@@ -18,7 +18,7 @@ _MIXED = -(2**40)  # first rank of a chunk whose data is not reduced in rank ord
 
 
 def keeps_rank_order(plan: Plan) -> bool:
-    """Whether a plan reduces each output chunk in the order of ranks, as operators that do not commute need.
+    """Whether a plan reduces each output chunk in the order of ranks, as non-commutative operators require.
 
     The plan must be one that `check` accepts. The result is true for a plan without reductions.
     """
@@ -41,13 +41,13 @@ def find_unordered_rank(plan: Plan) -> int | None:
     return int(unordered[0]) if len(unordered) else None
 
 
-def _apply_move(move: Move, n: int, state: tuple[IntArray, IntArray], before: tuple[IntArray, IntArray]) -> None:
-    """Update `state` by the messages of a move; all messages read `before`, the state at the start of the round.
+def _apply_move(move: Move, n: int, ends: tuple[IntArray, IntArray], before: tuple[IntArray, IntArray]) -> None:
+    """Update `ends` by the messages of a move; all messages read `before`, the ends at the start of the round.
 
-    A state has two arrays of shape (n, chunks): the first and the last rank of the interval of ranks whose
+    The ends are two arrays of shape (n, chunks): the first and the last rank of the interval of ranks whose
     contributions a chunk has, reduced in rank order; a negative first rank marks another order.
     """
-    first, last = state
+    first, last = ends
     receivers = np.nonzero(move.source != NO_PEER)[0]
     sources = move.source[receivers]
     sent, received = move.send.ids(n)[sources], move.recv.ids(n)[receivers]

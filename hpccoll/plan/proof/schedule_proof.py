@@ -1,10 +1,10 @@
 """The proof of pipeline schedules: no deadlock, complete gradients, matching messages, bounded activations.
 
-The proof has four parts. Each rank's program is read on its own: every pass exists once, after the passes and receives
-that it needs. Any two ranks then list the messages between them in the same order, so each message finds its receive on
-a transport that keeps the order of messages, also where a send waits for its receive (NCCL). A run of all programs side
-by side finds circular waits; in this run, a wait for a send ends when the other rank has started the receive. Finally,
-the live micro-batches of each stage are compared with the stated number.
+The proof has four parts. First, each rank's program is read on its own: every pass exists once, after the passes and
+receives that it needs. Second, any two ranks must list the messages between them in the same order, so that each
+message finds its receive on a transport that keeps the order of messages, also where a send waits for its receive
+(NCCL). Third, a run of all programs side by side finds circular waits; in this run, a wait for a send ends when the
+other rank has started the receive. Fourth, the live micro-batches of each stage are compared with the stated number.
 
 Cost: O(actions) time.
 """
@@ -54,7 +54,7 @@ _PEER_ACTION = {
     ActionKind.RECV_F: (ActionKind.SEND_F, -1),
     ActionKind.SEND_B: (ActionKind.RECV_B, -1),
     ActionKind.RECV_B: (ActionKind.SEND_B, 1),
-}  # the action at the other end of a message, and the distance to its stage
+}  # the action at a message's other end, and its stage number minus this end's
 _MAY_REPEAT = frozenset({ActionKind.UNSHARD, ActionKind.RESHARD})
 _AWAITED = {wait: kind for kind, wait in WAITS.items()}
 
@@ -81,12 +81,14 @@ class ScheduleProof:
 def check_schedule(schedule: Schedule) -> ScheduleProof:
     """Prove that a schedule ends, computes every gradient once, and keeps at most the stated activations.
 
+    Returns the proof with the counts of actions, messages and live micro-batches.
+
     In a schedule without messages, the result of a pass is assumed to be on the rank of the next stage immediately.
 
     Raises:
         DeadlockError: ranks wait for each other in a circle; the error text and `stuck` name their actions.
         PlanError: an action is missing, repeated, on the wrong rank or too early, the messages of two ranks are in
-            different orders, or more micro-batches are live than stated. The text names rank and action.
+            different orders, or more micro-batches are live than stated. The error text names rank and action.
     """
     kinds = schedule.kinds
     for rank in range(schedule.ranks):
@@ -116,7 +118,7 @@ class _ProgramChecker:
     def __init__(self, schedule: Schedule, rank: int, kinds: frozenset[ActionKind]) -> None:
         self.schedule, self.rank = schedule, rank
         self.reduces, self.shards = ActionKind.REDUCE_GRAD in kinds, not kinds.isdisjoint(_MAY_REPEAT)
-        self.awaited = [kind for kind, wait in WAITS.items() if wait in kinds]  # each action of these needs its wait
+        self.awaited = [kind for kind, wait in WAITS.items() if wait in kinds]  # kinds whose actions each need a wait
         self.done: dict[PipelineAction, int] = {}  # the actions of the steps before the current one, by step
         self.unsharded: set[int] = set()
 
@@ -157,12 +159,12 @@ class _ProgramChecker:
     def find_conflict(self, action: PipelineAction) -> str | None:
         """Return an error message if `action` repeats or contradicts an earlier action, or belongs to another rank.
 
-        The result is None if `action` does none of these.
+        The result is None if `action` has no such conflict.
         """
         kind, stage, microbatch = action
         if kind in GIVES_INPUT_GRADIENT | GIVES_WEIGHT_GRADIENT:
             others = (_INPUT, _WEIGHT) if kind == _BACKWARD else (_BACKWARD,)
-            for other in (PipelineAction(each, stage, microbatch) for each in others):
+            for other in (PipelineAction(other_kind, stage, microbatch) for other_kind in others):
                 if other in self.done:
                     return f"action {self.done[other] + 1} ({other}) has computed this gradient; remove one of them"
         if kind in MESSAGES:
@@ -197,13 +199,13 @@ class _ProgramChecker:
         return None
 
     def list_prerequisites(self, action: PipelineAction) -> Iterator[tuple[PipelineAction, ...]]:
-        """Yield the prerequisites of `action`, each a tuple of actions: one of them must be earlier on this rank."""
+        """Yield the prerequisites of `action`: tuples of actions, of which one or more must be earlier on this rank."""
         kind, stage, microbatch = action
         if kind in _AWAITED:
             yield (action._replace(kind=_AWAITED[kind]),)
         if kind == ActionKind.REDUCE_GRAD:
-            for each in range(self.schedule.microbatches):
-                yield PipelineAction(_BACKWARD, stage, each), PipelineAction(_WEIGHT, stage, each)
+            for other in range(self.schedule.microbatches):
+                yield PipelineAction(_BACKWARD, stage, other), PipelineAction(_WEIGHT, stage, other)
         if kind in GIVES_INPUT_GRADIENT or kind == ActionKind.SEND_F:
             yield (PipelineAction(_FORWARD, stage, microbatch),)
         if kind == _WEIGHT:
@@ -215,7 +217,7 @@ class _ProgramChecker:
             return
         if self.schedule.share_rank(stage, source):
             kinds = (_FORWARD,) if kind == _FORWARD else (_BACKWARD, _INPUT)
-            yield tuple(PipelineAction(each, source, microbatch) for each in kinds)
+            yield tuple(PipelineAction(sent_kind, source, microbatch) for sent_kind in kinds)
         elif self.schedule.has_messages:
             yield (PipelineAction(ActionKind.RECV_F if kind == _FORWARD else ActionKind.RECV_B, stage, microbatch),)
 
@@ -318,7 +320,7 @@ def _find_awaited(schedule: Schedule, rank: int, index: int, passed: set[Pipelin
 
 
 def _make_excess_error(schedule: Schedule, stage: int, stated: int) -> PlanError:
-    """Return (not raise) the error about a stage that keeps more micro-batches than the number `stated`."""
+    """Return an unraised error about a stage that keeps more micro-batches than the number `stated`."""
     rank = schedule.stage_ranks[stage]
     own = [(index, action) for index, action in list_actions(schedule.programs[rank]) if action.stage == stage]
     changes = [(action.kind == _FORWARD) - (action.kind in GIVES_WEIGHT_GRADIENT) for _, action in own]

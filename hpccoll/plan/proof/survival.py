@@ -1,24 +1,25 @@
-"""The proof that the death of a rank gives no survivor a wrong result, and leaves none waiting for ever.
+"""The proof that after the death of a rank, no other rank gets a wrong result or waits for ever.
 
-The runtime raises an error in a wait for a dead rank, and, because it then revokes the communicator, in a wait for a
-rank that has raised one. `check_survival` takes a plan that `check` has proven, and kills each rank in each round,
-before the rank does anything in the round, and after it has sent all its messages of the round. A death at another
-moment of the round leaves the survivors with some of these messages, so that its consequences lie between those of the
-two deaths.
+If a rank waits for a dead rank, the runtime raises an error and revokes the communicator, so that every wait for the
+rank with the error raises an error, too. For a plan that `check` has proven, `check_survival` examines two possible
+deaths of each rank in each round: one before the rank does anything in the round, and one after it has sent all its
+messages of the round. A death at another moment of a round delivers only some of the rank's messages, so its
+consequences lie between those of a death before and those of a death after all messages.
 
-- *No wrong result* is checked: each survivor that finishes has in its output only data that the ranks have moved as in
-  a run without death. Sends wait for nothing here, so that as many survivors as possible finish. A chunk that a rank
-  does not write, because it has died, waits or raises, counts as wrong until it is overwritten. In a barrier, each
-  survivor that finishes has heard from every rank.
-- *No wait for ever* needs no check, because `check` has found the match of each send, receive and fence in the same
-  round: a survivor that cannot end its round waits for a rank that has not begun this round. That rank is dead, or
-  waits in an earlier round, so that the chain of waits ends at the dead rank, and all ranks of the chain raise.
+- *No wrong result* is checked: each survivor that finishes must have the same output as in a run without deaths. The
+  check for wrong results assumes that sends wait for nothing, so that as many survivors as possible finish. A chunk
+  that a rank does not write, because the rank is dead, waits or has raised an error, counts as wrong until it is
+  overwritten. In a barrier, each survivor that finishes must have heard from every rank.
+- *No endless wait* needs no check, because `check` has found the match of each send, receive and fence in the same
+  round: a survivor that cannot end a round waits for a rank that has not begun this round. A rank that has not begun a
+  round is dead or waits in an earlier round, so each chain of waiting ranks ends at the dead rank, and all ranks of the
+  chain raise errors.
 
 A survivor that raises an error knows which ranks are dead, but its output is undefined, and it does not know whether
 other survivors have finished. `SurvivalProof.split_deaths` counts the deaths after which some survivors finish,
 although others raise.
 
-A death is one bit of an integer, so that one pass over the rounds follows all deaths at once. Cost: O(chunks moved)
+Each death is one bit of an integer, so that one pass over the rounds follows all deaths at once. Cost: O(chunks moved)
 operations on integers of 2 * ranks * rounds bits.
 """
 
@@ -42,8 +43,8 @@ from hpccoll.units import format_count
 class SurvivalProof:
     """The result of a proof about deaths of ranks.
 
-    `deaths` is the number of proven deaths (a rank and the moment it dies), and `split_deaths` that of deaths after
-    which some survivors finish the collective and others raise an error.
+    `deaths` is the number of deaths (pairs of a rank and a moment) that the proof covers, and `split_deaths` the number
+    of deaths after which some survivors finish the collective and others raise an error.
     """
 
     deaths: int
@@ -52,7 +53,7 @@ class SurvivalProof:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """The transfers of a round, and for each of its fences, the ranks that wait for each other."""
+    """The transfers of a round, and the groups of ranks that wait for each other at its fences."""
 
     messages: tuple[PlanMessage, ...]
     fences: tuple[tuple[int, ...], ...]
@@ -73,17 +74,17 @@ class _Deaths:
     def _at(self, rank: int, t: int) -> int:
         """Return the bit number of the death of a rank in round t before its messages.
 
-        The next bit is the death after the messages.
+        The next bit stands for the death of the rank in round t after its messages.
         """
         return 2 * (t * self.ranks + rank)
 
     def alive_before(self, rank: int, t: int) -> int:
-        """Return the set of deaths (a bit mask) in which a rank is alive when round t begins."""
+        """Return a bit mask of the deaths each of which, alone, leaves `rank` alive at the start of round t."""
         earlier = (1 << self._at(0, t)) - 1
         return self.all & ~(self._of_rank[rank] & earlier) & ~(1 << self._at(rank, t))
 
     def alive_after(self, rank: int, t: int) -> int:
-        """Return the set of deaths (a bit mask) in which a rank is alive at the end of round t."""
+        """Return a bit mask of the deaths each of which, alone, leaves `rank` alive at the end of round t."""
         return self.alive_before(rank, t) & ~(2 << self._at(rank, t))
 
     def without(self, rank: int) -> int:
@@ -98,10 +99,10 @@ class _Deaths:
 
 
 def check_survival(plan: Plan) -> SurvivalProof:
-    """Prove that no survivor gets a wrong result if any one rank dies in any round of a plan that `check` accepts.
+    """Prove that no survivor gets a wrong result if any one rank dies in any round; return the counts of deaths.
 
-    Raises:
-        PlanError: a survivor has a wrong result; the message names the death and the survivor.
+    The plan must be one that `check` accepts. Raises PlanError if a survivor has a wrong result; the message names the
+    death and the survivor.
     """
     n, rounds = plan.ranks, plan.rounds()
     listed = [_read_round(rounds.at(t), n) for t in range(rounds.count)]
@@ -123,7 +124,7 @@ def _read_round(steps: Sequence[Step], n: int) -> _Round:
 
 
 def _list_waits(current: _Round) -> dict[int, set[int]]:
-    """Return the ranks for which each rank waits in the round `current`; sends wait for no one."""
+    """Return, for each rank that waits in the round `current`, the ranks for which it waits; sends wait for no one."""
     waits: dict[int, set[int]] = {}
     for message in current.messages:
         if message.via is TransferKind.MESSAGE:
@@ -134,21 +135,11 @@ def _list_waits(current: _Round) -> dict[int, set[int]]:
     return waits
 
 
-def _find_begun(passed: Sequence[int], deaths: _Deaths, t: int) -> list[int]:
-    """Return, for each rank, the set of deaths (a bit mask) in which the rank begins round t.
-
-    `passed` has, for each rank, the deaths in which it has completed all earlier rounds.
-    """
-    return [passed[rank] & deaths.alive_before(rank, t) for rank in range(deaths.ranks)]
-
-
 def _find_passed(begun: Sequence[int], waits: dict[int, set[int]], deaths: _Deaths, t: int) -> list[int]:
-    """Return, for each rank, the set of deaths (a bit mask) in which the rank completes round t.
+    """Return, for each rank, the set of deaths (a bit mask) despite which the rank completes round t.
 
-    Args:
-        begun: for each rank, the deaths in which it begins the round.
-        waits: the ranks for which each rank waits in the round.
-        t: the round.
+    `begun` has, for each rank, the deaths despite which the rank begins the round, and `waits` the ranks for which the
+    rank waits in the round.
     """
     passed = []
     for rank in range(deaths.ranks):
@@ -160,9 +151,9 @@ def _find_passed(begun: Sequence[int], waits: dict[int, set[int]], deaths: _Deat
 
 
 class _Contents:
-    """For each chunk of each rank, the set of deaths (a bit mask) in which its data is wrong at this point of the run.
+    """For each chunk of each rank, the set of deaths (a bit mask) after which the chunk's present data is wrong.
 
-    In barriers, `heard[rank][other]` has the deaths in which `rank` knows that `other` has arrived.
+    In barriers, `heard[rank][other]` has the deaths despite which `rank` knows that `other` has arrived.
     """
 
     def __init__(self, deaths: _Deaths, chunks: int) -> None:
@@ -174,7 +165,7 @@ class _Contents:
     def move(self, current: _Round, begun: Sequence[int], t: int) -> None:
         """Apply the transfers of round t, all of which read the contents from before the round.
 
-        `begun` has, for each rank, the deaths in which it begins the round.
+        `begun` has, for each rank, the deaths despite which the rank begins the round.
         """
         before = [list(row) for row in self.wrong] if current.messages else self.wrong
         for message in current.messages:
@@ -188,39 +179,35 @@ class _Contents:
                 self.wrong[dest][into] = held | before[source][out] | (self._deaths.all & ~done)
 
     def record_arrivals(self, current: _Round, begun: Sequence[int], ended: Sequence[int]) -> None:
-        """Update which ranks of a barrier know of which arrivals after a round.
+        """Update, after a round of a barrier, which ranks know of which arrivals.
 
-        `begun` and `ended` have, for each rank, the deaths in which it begins and ends the round.
+        `begun` and `ended` have, for each rank, the deaths despite which the rank begins and ends the round.
         """
         before = [list(row) for row in self.heard]
         for message in current.messages:
             if message.via is TransferKind.MESSAGE:
                 both = begun[message.source] & begun[message.dest]
-                self._add_heard(message.dest, [both & each for each in before[message.source]])
+                self._add_heard(message.dest, [both & heard for heard in before[message.source]])
         for group in current.fences:
             for rank in group:
                 for other in group:
-                    self._add_heard(rank, [ended[rank] & each for each in before[other]])
+                    self._add_heard(rank, [ended[rank] & heard for heard in before[other]])
 
     def _add_heard(self, rank: int, news: Sequence[int]) -> None:
-        """Record that `rank` knows of the arrival of `other` in the deaths `news[other]`."""
+        """Record that `rank` knows of the arrival of `other` despite each of the deaths `news[other]`."""
         self.heard[rank] = [old | new for old, new in zip(self.heard[rank], news, strict=True)]
 
 
 def _check_results(plan: Plan, rounds: Sequence[_Round], deaths: _Deaths, name: str, chunks: int) -> list[int]:
-    """Return, for each rank, the set of deaths (a bit mask) in which it finishes; raise PlanError for a wrong result.
+    """Return, for each rank, the set of deaths (a bit mask) despite which the rank finishes.
 
-    Args:
-        rounds: the messages and fences of each round.
-        deaths: all deaths to prove.
-        name: the name of the plan in error messages.
-        chunks: the number of chunks per rank.
+    Raises PlanError if a survivor has a wrong result. `name` is the name of the plan in error messages.
     """
     n = plan.ranks
     passed, contents = [deaths.all] * n, _Contents(deaths, chunks)
     is_barrier = plan.operation is Operation.BARRIER
     for t, current in enumerate(rounds):
-        begun = _find_begun(passed, deaths, t)
+        begun = [passed[rank] & deaths.alive_before(rank, t) for rank in range(n)]
         passed = _find_passed(begun, _list_waits(current), deaths, t)
         contents.move(current, begun, t)
         if is_barrier:

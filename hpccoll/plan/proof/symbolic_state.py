@@ -1,7 +1,8 @@
 """The symbolic contents of all chunks while a plan is checked: their contributions and the order of reduction.
 
-In array shapes, n is the number of ranks, C of chunks per rank, K of integers in the weight of a contribution, and M of
-the chunks that a call reads or writes. A place is one chunk of one rank, as the number rank * C + chunk.
+In array shapes, n is the number of ranks, C the number of chunks per rank, K the number of integers in the weight of a
+contribution, and M the number of chunks that a call reads or writes. A place is the number rank * C + chunk, which
+stands for one chunk of one rank.
 
 Each contribution (an input chunk of a rank) has a random 128-bit weight; the weight of a chunk is the sum of the
 weights of its contributions. Two different multisets of at most 2**14 contributions have equal weights with probability
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from hpccoll.errors import PlanError
 from hpccoll.plan.operation import Mask, Operation, Weights
 from hpccoll.plan.step import IntArray, Ints, Op
+from hpccoll.units import format_list
 
 Hashes: TypeAlias = NDArray[np.uint64]
 Contents: TypeAlias = NDArray[np.uint64]  # rows of `SymbolicState.contents`
@@ -42,7 +44,7 @@ def _hash_pair(left: Hashes, right: Hashes) -> Hashes:
 def random_weights(n: int, chunks: int) -> Weights:
     """Return random weights for a proof, two 64-bit integers per contribution, shape (n, chunks, 2).
 
-    A sum of weights shows which contributions it has, but for an error of negligible probability.
+    A sum of weights identifies its contributions, except with negligible probability.
     """
     numbers = _draw_numbers((n * chunks * 2).bit_length())
     return np.reshape(numbers[: n * chunks * 2], (n, chunks, 2))
@@ -100,20 +102,20 @@ class SymbolicState:
 
     @property
     def valid(self) -> Mask:
-        """A mask, shape (n, chunks), of the chunks that have data: input, or written before."""
+        """A mask, shape (n, chunks), of the chunks that are input or have been written."""
         return self.counts > 0
 
     def receive(self, op: Ints, place: IntArray, incoming: Contents) -> NDArray[np.float64]:
         """Copy or reduce row i of `incoming` into row place[i] of `contents`, for all i.
 
         Args:
-            op: the operation (copy or reduce) of all rows, or an array with that of each row.
+            op: the operation (copy or reduce) of all rows, or an array with the operation of each row.
             place: the rows to change, without repetition: rank * chunks + chunk.
             incoming: rows in the form of `contents`.
 
         Returns:
-            For each row, the number of contributions before the reduction, or 1 for a copy; an empty array if `op` is
-                the single value COPY.
+            For each row of `incoming`, the number of contributions in its row of `contents` before the reduction, or 1
+                for a copy; an empty array if `op` is the single value COPY for all rows.
         """
         if not isinstance(op, np.ndarray) and op == _COPY:
             self.contents[place] = incoming
@@ -138,7 +140,7 @@ def count_contributions(contents: Contents) -> NDArray[np.float64]:
 
 
 def check_postcondition(state: SymbolicState, name: str, run_again: Callable[[Weights], SymbolicState]) -> None:
-    """Raise PlanError unless the final state has what the collective promises.
+    """Raise PlanError unless the final state is a result that the collective allows.
 
     Each output chunk must have each required contribution exactly once, in a barrier every rank must have heard from
     every other, and all ranks whose output includes a chunk must have reduced it in the same order.
@@ -209,5 +211,4 @@ def _list_contributions(ranks: Mask) -> str:
     listed: IntArray = np.nonzero(ranks)[0]
     if len(listed) < 2:
         return f"the contribution of rank {listed[0]} is" if len(listed) else ""
-    more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
-    return f"the contributions of ranks {', '.join(map(str, listed[:8]))}{more} are"
+    return f"the contributions of ranks {format_list(listed.tolist())} are"

@@ -1,15 +1,15 @@
 """The proof of a plan for many ranks by its symmetry under rotation of ranks and chunks together.
 
 Let n ranks have n chunks, and let a plan do the same at rank r + p as at rank r, with all peers and all chunks
-increased by p (modulo n). Then the execution of the plan, rotated by p, is the execution itself: chunk c + p of rank
-r + p has the contributions of chunk c of rank r, with all ranks increased by p. The promise of an all_gather, a
-reduce_scatter and an all_reduce is invariant under the same rotation. So if chunks 0 to p - 1 are right at all ranks,
-all chunks are. The proof is about all ranks, not a sample: `prove_by_symmetry` checks the rotation for every rank of
-every round, that each send meets its receive, and that both ends have the same number of chunks.
+increased by p (modulo n). The execution of a plan of period p is unchanged if ranks and chunks are rotated by p: chunk
+c + p of rank r + p has the contributions of chunk c of rank r, with all ranks increased by p. The required result of an
+all_gather, a reduce_scatter and an all_reduce is unchanged by this rotation, too. So if chunks 0 to p - 1 are right at
+all ranks, all chunks are. The proof covers all ranks, not a sample: `prove_by_symmetry` checks, in every round, that
+every rank obeys the symmetry, that each send meets its receive, and that both ends have the same number of chunks.
 
-Instead of n * n chunks, the proof keeps n * p, so its memory is O(n p), and its time O(n p) per round. The proof by
-symmetry needs regions that are cyclic intervals (`Span`), and messages that leave chunks in place; other plans cannot
-be proven by symmetry.
+For n ranks and the period p, the proof keeps n * p chunks instead of n * n, so its memory is O(n p), and its time
+O(n p) per round. The proof by symmetry needs regions that are cyclic intervals (`Span`), and messages that leave chunks
+in place; other plans cannot be proven by symmetry.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 def can_prove_by_symmetry(plan: Plan) -> bool:
     """Whether `prove_by_symmetry` applies: the plan states a period, and its messages are cyclic intervals of chunks.
 
-    The plan must also have one chunk per rank. Only the first round is examined; `prove_by_symmetry` raises PlanError
-    if a later one differs.
+    The plan must also be an all_gather, reduce_scatter or all_reduce with n > 1 chunks on each of its n ranks, and the
+    period must divide n. Only the first round is examined; `prove_by_symmetry` raises PlanError if later rounds differ.
     """
     n = plan.ranks
     if plan.operation not in OPERATIONS or plan.period is None or n % plan.period:
@@ -90,7 +90,7 @@ class _SymmetricProof:
         return Proof(cost, len(rounds), self.messages)
 
     def error(self, rank: int, why: str) -> PlanError:
-        """Return (not raise) the error `why` about a rank in the current round."""
+        """Return an unraised error with the text `why` about a rank in the current round."""
         return PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {self.round}: rank {rank} {why}")
 
     def run_round(self, steps: Sequence[Step]) -> None:
@@ -116,7 +116,8 @@ class _SymmetricProof:
     def check_rotation(self, step: Move, sends: Mask, receives: Mask) -> None:
         """Raise PlanError unless rank r + p does what rank r does in a step, with peers and chunks increased by p.
 
-        `sends` and `receives` are masks of the ranks that send and receive in the step.
+        p is the period that the plan states. `sends` and `receives` are masks of the ranks that send and receive in the
+        step.
         """
         for what, values, active, turns in (
             ("destination", step.dest, sends, self.n), ("source", step.source, receives, self.n),
@@ -126,7 +127,7 @@ class _SymmetricProof:
             ("first chunk", _first_chunk(step.recv), receives, self.n),
         ):  # fmt: skip
             row = np.broadcast_to(np.asarray(values, np.int64), (self.n,))
-            turned = np.roll(row, -self.period)  # entry r is that of rank r + p
+            turned = np.roll(row, -self.period)  # entry r is the value of rank r + p
             wanted = (row + self.period) % turns if turns else row
             differ = active & ((turned % turns if turns else turned) != wanted)
             wrong = np.nonzero(differ | (np.roll(active, -self.period) != active))[0]
@@ -135,7 +136,7 @@ class _SymmetricProof:
                                                 f"{what} by more than the period {self.period}")  # fmt: skip
 
     def check_ends(self, step: Move, sends: Mask, receives: Mask) -> None:
-        """Raise PlanError unless every send of a step has a receive of the same number of chunks, and the reverse.
+        """Raise PlanError unless the sends of a step match its receives one to one, with equal numbers of chunks.
 
         `sends` and `receives` are masks of the ranks that send and receive.
         """
@@ -156,9 +157,8 @@ class _SymmetricProof:
         """Copy or reduce one chunk at the ranks that receive it in a step.
 
         Args:
-            step: the messages.
             spans: the step's sent and received intervals of chunks.
-            chunk: the chunk, from 0 to p - 1.
+            chunk: the chunk, from 0 to p - 1, where p is the plan's period.
             before: the counts, sums of weights, and order hashes at the start of the round.
             written: a mask, shape (p, ranks), of the chunks written in this round, which this method updates.
         """
@@ -185,7 +185,10 @@ class _SymmetricProof:
         written[chunk, into] = True
 
     def check_end(self) -> None:
-        """Raise PlanError unless chunks 0 to p - 1 have every contribution once, wherever they are output."""
+        """Raise PlanError unless chunks 0 to p - 1 have every contribution once, wherever they are output.
+
+        p is the period that the plan states.
+        """
         for chunk in range(self.period):
             gathers = self.plan.operation is Operation.ALL_GATHER
             count = 1 if gathers else self.n
@@ -217,7 +220,7 @@ def _at(value: Ints, ranks: IntArray) -> IntArray:
 def _place(span: Span, chunk: int, ranks: IntArray) -> IntArray:
     """Return the position of `chunk` in the interval of each of `ranks`.
 
-    Positions past the end mean that it lacks it.
+    A position past the end of the interval means that the interval lacks the chunk.
     """
     distance = chunk - _at(span.base, ranks)
     unit = (distance // span.unit - _at(span.first, ranks)) % max(span.mod, 1)
@@ -225,7 +228,7 @@ def _place(span: Span, chunk: int, ranks: IntArray) -> IntArray:
 
 
 def _holds(span: Span, chunk: int, ranks: IntArray) -> Mask:
-    """Return a mask of those of `ranks` whose interval `span` includes `chunk`."""
+    """Return a mask of the entries of `ranks`: true for ranks whose interval `span` includes `chunk`."""
     distance = chunk - _at(span.base, ranks)
     inside = (distance >= 0) & (distance < span.mod * span.unit)
     return inside & (_place(span, chunk, ranks) < _at(span.size, ranks))

@@ -1,8 +1,8 @@
 """The transfers of a plan as flat arrays over all ranks and many rounds, which the proof reads.
 
-In array shapes, n is the number of ranks, C of chunks per rank, S of steps with transfers, T of transfers, and M of
-moved chunks. A transfer is one message, load or store between two ranks, or within one rank. The arrays span many
-rounds because a NumPy function takes as long for ten numbers as for a thousand.
+In array shapes, n is the number of ranks, C the number of chunks per rank, and S, T and M are the numbers of steps with
+transfers, of transfers, and of moved chunks. A transfer is one message, load or store between two ranks, or within one
+rank. The arrays span many rounds because a NumPy function takes as long for ten numbers as for a thousand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EMPTY = Span(0, 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class TransferBlock:
-    """The transfers and fences of the rounds from `first` to before `stop`, in the order of the plan.
+    """The transfers and fences of rounds `first` to `stop` - 1, in the order of the plan.
 
     `fences` holds pairs of a round and each rank's leader (equal for ranks that wait for each other). Arrays with an
     entry per transfer: `step` (number of the step in the block), `round`, `kind` (MESSAGE, LOAD or STORE), `source` and
@@ -73,7 +73,7 @@ class TransferReader:
         self.layout_class = plan.operation.layout_classes(tuple(counts), self.n, self.chunks)
 
     def error(self, ranks: IntArray, why: str) -> PlanError:
-        """Return (not raise) the error `why` about the first of `ranks` in the current round of the plan."""
+        """Return an unraised error with the text `why` about the first of `ranks` in the plan's current round."""
         others = len(set(ranks.tolist())) - 1
         who = f"rank {ranks[0]} (and {others} more)" if others else f"rank {ranks[0]}"
         return PlanError(f"{self.plan.name} on {format_count(self.n, 'rank')}, round {self.round}: {who} {why}")
@@ -109,9 +109,9 @@ class TransferReader:
         return size if isinstance(size, int) else self.chunks
 
     def _read_block(self, stop: int, timed: list[Step], rounds: list[int]) -> TransferBlock:
-        """Return the transfers of the steps `timed`; `rounds[i]` is the round of step i, and `stop` the next block's.
+        """Return the transfers of the steps `timed`; `rounds[i]` is the round of step i.
 
-        Raises PlanError for a wrong step.
+        `stop` is the first round of the next block. Raises PlanError for a wrong step.
         """
         fences = [(t, step.leader) for step, t in zip(timed, rounds, strict=True) if isinstance(step, Fence)]
         self._tabulate_peers([leader for _, leader in fences])
@@ -122,11 +122,11 @@ class TransferReader:
         step, actor = np.nonzero(peers != NO_PEER)
         peer, kind = peers[step, actor], kinds[step]
         source, target = np.where(kind == STORE, actor, peer), np.where(kind == STORE, peer, actor)
-        regions = [_list_regions(each) for each in steps]
+        regions = [_list_regions(step) for step in steps]
         sent = _Ends([out for out, _ in regions], step, np.where(kind == MESSAGE, source, actor), source)
         received = _Ends([into for _, into in regions], step, actor, target)
         size = self._match_sizes(sent, received)
-        op = self._list_ops([_COPY if isinstance(each, Store) else each.op for each in steps], received)
+        op = self._list_ops([_COPY if isinstance(step, Store) else step.op for step in steps], received)
         transfer = np.repeat(np.arange(len(step)), size)
         out, into = self._list_chunks(sent, size, transfer), self._list_chunks(received, size, transfer)
         differ = np.nonzero(self._classes(source[transfer], out) != self._classes(target[transfer], into))[0]
@@ -135,7 +135,7 @@ class TransferReader:
             pair = f"chunk {out[at]} of rank {source[transfer[at]]} into its chunk {into[at]}"
             why = f"receives {pair}, which differ in elements for some counts"
             raise self.error(target[transfer[differ]], why)
-        times = np.array([t for each, t in zip(timed, rounds, strict=True) if not isinstance(each, Fence)], np.int64)
+        times = np.array([t for step, t in zip(timed, rounds, strict=True) if not isinstance(step, Fence)], np.int64)
         out, into = source[transfer] * self.chunks + out, target[transfer] * self.chunks + into
         return TransferBlock(
             self.round, stop, fences, step, times[step], kind, source, target, size, op, transfer, out, into
@@ -153,7 +153,7 @@ class TransferReader:
         """Return the values of all steps as an array, shape (steps, ranks); errors name the values `what`.
 
         Each entry of `values` is one number for all ranks, or an array with one entry per rank. Raises PlanError for
-        another shape.
+        values of another shape.
         """
         shapes = {getattr(value, "shape", ()) for value in values}
         for shape in shapes - {(), (self.n,)}:
@@ -165,7 +165,7 @@ class TransferReader:
     def _tabulate_peers(self, peers: Sequence[IntArray]) -> IntArray:
         """Return the peers of all steps as an array, shape (steps, ranks).
 
-        Raises PlanError for a rank beyond the last.
+        Raises PlanError for a peer that is no rank of the plan.
         """
         table = self._tabulate(peers, "peers")
         wrong = (table < NO_PEER) | (table >= self.n)
@@ -184,7 +184,7 @@ class TransferReader:
         return self._tabulate(values, what)[step, row]
 
     def _match_peers(self, moves: list[Move], sources: IntArray) -> None:
-        """Raise PlanError unless each send in the steps `moves` has its receive in the same step, and the reverse.
+        """Raise PlanError unless, in each of the steps `moves`, the sends match the receives one to one.
 
         `sources` has the source of each rank in each step, shape (steps, ranks).
         """
@@ -219,7 +219,7 @@ class TransferReader:
     def _list_ops(self, ops: list[Ints], received: _Ends) -> IntArray:
         """Return the operation (copy or reduce) of each transfer.
 
-        Raises PlanError for one that the collective forbids.
+        Raises PlanError for a reduction in a collective that only copies, and for an unknown operation.
         """
         op = self._select(ops, "ops", received.step, received.rank)
         low, high = op.min(initial=_COPY), op.max(initial=_COPY)
@@ -278,7 +278,7 @@ _KIND_NAMES = {Move: "moves", Fence: "fences", Load: "loads or stores", Store: "
 
 
 def _list_regions(step: Move | Load | Store) -> tuple[Region, Region]:
-    """Return the region (chunks of each rank) that a step reads, and the region that it writes."""
+    """Return two regions (chunks of each rank): the one that a step reads, and the one that it writes."""
     if isinstance(step, Move):
         return step.send, step.recv
     return (step.remote, step.local) if isinstance(step, Load) else (step.local, step.remote)

@@ -1,4 +1,4 @@
-"""Schedules that other tools published: MSCCL (XML), MSCCL++, TE-CCL, TACCL and SCCL (JSON), read, proven, converted.
+"""Reads, proves and converts schedules of other tools: MSCCL (XML), MSCCL++, TE-CCL, TACCL and SCCL (JSON).
 
 `parse_published` reads the text of a file as a program of thread blocks, `prove_program` proves the program, and
 `convert_to_plan` makes the plan that hpccoll draws, simulates, exports and runs. Start with block_program.py.

@@ -1,9 +1,9 @@
 """Programs of thread blocks: the common form of the schedules that other tools publish.
 
 Each rank has several thread blocks, which run at the same time. A block executes its steps in order. A step waits for
-semaphores, then changes cells, then raises semaphores. A cell holds one chunk: of the input, the output or the scratch
-buffer of a rank, or of a message in flight. The formats of MSCCL, MSCCL++, TE-CCL and TACCL are all read as such
-programs, so one proof, one search for deadlocks and one conversion to plans serve all of them.
+semaphores, then changes cells, then raises semaphores. A cell holds one chunk of the input, output or scratch buffer of
+a rank, or one chunk of a message in flight. The formats of MSCCL, MSCCL++, TE-CCL and TACCL are all read as programs of
+thread blocks, so that one proof, one search for deadlocks and one conversion to plans serve all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_RANKS, MOST_CELLS = 2**12, 2**22  # proofs of larger schedules would take h
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A change that a step makes: the cell `target` gets a copy of the only source cell, or the sum of `sources`.
+    """A change that a step makes: the cell `target` gets a copy of the cell in `sources`, or the sum of several cells.
 
     A cell (rank, buffer name, index) holds one chunk of data. The buffer is `i` (input), `o` (output), `s` (scratch),
     or a message in flight.
@@ -47,7 +47,7 @@ class SemaphoreWait:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A signal of a step of a thread block: the step sets the counter `semaphore` to `value`, or adds one (None)."""
+    """A signal of a step: the step sets the counter `semaphore` to `value`, or adds one if `value` is None."""
 
     semaphore: Semaphore
     value: int | None = None
@@ -58,7 +58,6 @@ class BlockStep:
     """A step of a thread block of a published schedule.
 
     Args:
-        rank: the rank of the thread block.
         block: the number of the thread block on its rank.
         index: the number of the step in the file.
         words: the step as error messages show it.
@@ -66,8 +65,8 @@ class BlockStep:
         waits: the conditions under which the step starts.
         posts: the semaphores that the step raises when it is done.
         slot: for a send, the semaphore that counts the receives of its link (source, destination, channel), and the
-            number of earlier messages of the link; a link with k buffers lets the send wait for all but k of the
-            receives.
+            number of earlier messages of the link; if the link has k buffers, the send waits until fewer than k earlier
+            messages of the link are in flight.
     """
 
     rank: int
@@ -89,18 +88,15 @@ class BlockProgram:
     """A schedule of MSCCL, MSCCL++, TE-CCL or TACCL as steps of thread blocks, which run at the same time.
 
     Args:
-        name: the name of the schedule.
         tool: the tool whose format the file has.
-        operation: the collective that the schedule carries out.
-        ranks: the number of ranks.
         chunks: the number of chunks of the collective's data.
         blocks: the steps of each thread block of all ranks, in order.
         inputs: the contents of each input cell (rank, buffer, index) at the start: a chunk, and a bit mask of the ranks
             that contributed.
-        outputs: the contents that each output cell must have at the end, in the same form.
-        homes: the chunk number, in a `Plan`, of each cell that the plan has too; empty if no plan can express the
+        outputs: the contents that each output cell must have at the end, in the form of `inputs`.
+        homes: the chunk number in a `Plan` of each cell that is a chunk of the plan; empty if no plan can express the
             schedule.
-        plan_chunks: the number of chunks per rank of this plan; 0 if no plan can express the schedule.
+        plan_chunks: the number of chunks per rank of a `Plan` of the schedule; 0 if no plan can express the schedule.
         messages: the number of messages of the schedule.
         remarks: reasons why no plan can express the schedule.
     """
@@ -123,8 +119,8 @@ class BlockProgram:
 class CollectiveCells:
     """The cells (rank, buffer, index) of a collective's input and output, and the contents that they must have.
 
-    `per` is the number of chunks of a rank's block, or of the whole vector of an operation without blocks. With
-    `in_place`, the input of a rank is in the memory of its output, or the output in that of the input.
+    `per` is the number of chunks of a rank's block, or of the whole vector of an operation without blocks. If
+    `in_place` is true, a rank's input is a part of its output's memory, or its output a part of its input's memory.
     """
 
     operation: Operation
@@ -133,7 +129,7 @@ class CollectiveCells:
     in_place: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a size that no file of a schedule has."""
+        """Raise ValueError unless there are 1 to MOST_RANKS ranks, and 1 to MOST_CELLS chunks on all ranks together."""
         if not 1 <= self.ranks <= MOST_RANKS or not self.per >= 1 or self.ranks * self.chunks > MOST_CELLS:
             raise ValueError(
                 f"{self.ranks} ranks with blocks of {self.per} chunks; need 1 to {MOST_RANKS} ranks and at most "
@@ -207,7 +203,7 @@ class CollectiveCells:
         }
 
     def list_homes(self) -> dict[Cell, int]:
-        """Return the chunk number in a `Plan` of each input and output cell of all ranks; some cells may have none."""
+        """Return the chunk numbers that the ranks' input and output cells have in a `Plan`, by cell; some have none."""
         places = (
             (rank, buffer, k)
             for rank in range(self.ranks)
@@ -226,7 +222,7 @@ class CollectiveCells:
     def home(self, rank: int, buffer: str, index: int) -> int | None:
         """Return the chunk number in a `Plan` of chunk `index` of a rank's input or output buffer.
 
-        The result is None for the later pieces of a block of an all-to-all, of which a plan moves whole blocks only.
+        In an all-to-all, the result is None for all pieces of a block but the first, because a plan moves whole blocks.
         """
         if self.operation is Operation.ALL_TO_ALL:
             if self.per > 1:
@@ -237,5 +233,5 @@ class CollectiveCells:
         return rank * self.per + index if scattered and is_own else index
 
     def home_of_block(self, buffer: str, block: int) -> int:
-        """Return the chunk number in the `Plan` of an all-to-all of a block of the input or output buffer."""
+        """Return the chunk, in the `Plan` of an all-to-all, of block number `block` of the input or output buffer."""
         return block if buffer == INPUT else self.ranks + block

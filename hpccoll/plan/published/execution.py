@@ -1,11 +1,11 @@
 """The execution of a program of thread blocks: an order of its steps, or the steps at which it deadlocks.
 
-Every block runs as far as it can. Semaphores only grow, so a step that can run stays able to run, and any order of
-execution reaches the same end: a deadlock is found if there is one. With a number of buffered messages per link, a send
-also waits for a free buffer of its link.
+Each thread block runs until it must wait. Semaphores only grow, so a step that can run stays able to run, and any order
+of execution reaches the same end: a deadlock is found if there is one. If the number of buffered messages per link is
+limited, a send also waits for a free buffer of its link.
 
-Each step has a vector clock, the number of steps of every block that surely come before it. Two steps are ordered by
-the program if and only if one is in the clock of the other (Lamport 1978; Fidge 1988).
+The vector clock of a step has, for each thread block, the number of steps that surely come before this step. Two steps
+are ordered by the program if and only if one is counted in the vector clock of the other (Lamport 1978; Fidge 1988).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -24,7 +25,8 @@ from hpccoll.plan.step import IntArray
 class ExecutedStep:
     """A step, the number of its thread block in the program, its position in the block, and its vector clock.
 
-    The vector clock has, for each thread block, the number of steps of the block that surely come before this step.
+    The vector clock has, for each thread block, the number of steps of the block that surely come before this step; the
+    step itself is counted in its own block.
     """
 
     step: BlockStep
@@ -51,11 +53,6 @@ def has_deadlock(program: BlockProgram, buffered: int) -> bool:
     return bool(_Executor(program, buffered, with_clocks=False).run().stuck)
 
 
-def _get_value(post: tuple[int, IntArray]) -> int:
-    """Return the semaphore's value after a post, given as a pair (value, vector clock of the poster)."""
-    return post[0]
-
-
 class _Executor:
     """Executes a program of thread blocks: keeps the semaphores and the number of the next step of each thread block.
 
@@ -68,7 +65,7 @@ class _Executor:
         width = len(self.blocks) if with_clocks else 0
         self.clocks = [np.zeros(width, np.int64) for _ in self.blocks]
         self.counts: dict[Semaphore, int] = {}
-        self.posts: dict[Semaphore, list[tuple[int, IntArray]]] = {}  # values after each post, with the poster's clock
+        self.posts: dict[Semaphore, list[tuple[int, IntArray]]] = {}  # values after posts, and posters' clocks
         self.waiting: dict[Semaphore, set[int]] = {}
 
     def run(self) -> Execution:
@@ -101,13 +98,16 @@ class _Executor:
         return None
 
     def complete(self, block: int, step: BlockStep) -> ExecutedStep:
-        """Execute a step of thread block `block`: compute its vector clock from awaited posts, and raise semaphores."""
+        """Execute a step of thread block `block`, raise its semaphores, and return the step with its vector clock.
+
+        The vector clock is computed from the clocks of the posts for which the step waited.
+        """
         clock = self.clocks[block]
         if len(clock):
             clock = clock.copy()
             for wait in step.waits:
                 posts = self.posts.get(wait.semaphore, [])
-                reached = bisect_left(posts, wait.count, key=_get_value)
+                reached = bisect_left(posts, wait.count, key=itemgetter(0))
                 # The posts that set a value come from one block, so the last post is ordered after all earlier posts.
                 for _, posted in posts[0 if wait.is_counted else reached : reached + 1]:
                     np.maximum(clock, posted, out=clock)

@@ -45,7 +45,7 @@ class Transfer:
         source: the cell that is read.
         target: the cell that is written.
         words: the transfer as written in the file.
-        reduces: whether the contents are added to the target's rather than copied.
+        reduces: whether the contents are added to those of the target rather than copied over them.
     """
 
     epoch: int
@@ -140,9 +140,7 @@ def _add_path(
     Args:
         hops: the transfers of the path in the file.
         demand: source rank, destination rank, and number of the piece of their block.
-        cells: the cells of the collective.
         ranks: the rank of each node number of the file.
-        transfers: the list to which transfers are appended.
         where: the beginning of error messages.
 
     Raises PlanError if the path has a gap or leaves a rank too early.
@@ -220,15 +218,7 @@ def _make_program(
 ) -> BlockProgram:  # fmt: skip
     """Return the program in which every transfer waits for the earlier transfers to its source cell.
 
-    Args:
-        name: the name of the schedule.
-        tool: the tool that wrote the file.
-        cells: the cells of the collective.
-        transfers: all transfers, in any order.
-        outputs: the contents that each output cell must have at the end.
-        homes: the chunk number in a `Plan` of each cell; empty if no plan can express the schedule.
-        plan_chunks: the chunks per rank of this plan; 0 if there is none.
-        remarks: reasons why there is no plan.
+    `transfers` are in any order. `outputs`, `homes`, `plan_chunks` and `remarks` are fields of `BlockProgram`.
     """
     inputs = cells.list_inputs()
     links = _Links(name, inputs)
@@ -270,7 +260,7 @@ class _Links:
         steps = self.blocks.setdefault(key, [])
         arrived = self.done[transfer.source]
         if transfer.source not in self.inputs and not arrived:
-            when = next((each.epoch for each in everything if each.target == transfer.source), None)
+            when = next((other.epoch for other in everything if other.target == transfer.source), None)
             why = "never arrives there" if when is None else f"arrives there in epoch {when}"
             place = BlockStep(key[0], number, len(steps), transfer.words).describe()
             raise PlanError(f"{self.name}: {place} sends a chunk from rank {key[0]} that {why}")

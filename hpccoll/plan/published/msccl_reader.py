@@ -1,10 +1,10 @@
 """Reader of MSCCL algorithm files (XML), as MSCCL, RCCL and msccl-executor-nccl load them.
 
 A step has one of the types s (send), r (receive), rcs (receive, copy, send), rrs (receive, reduce, send), rrc (receive,
-reduce, copy), rrcs, cpy (copy), re (reduce) and nop. `depid` and `deps` name a step of another thread block of the rank
-that must be done before. A thread block signals its progress to others only at steps with `hasdep="1"`. Messages
+reduce, copy), rrcs, cpy (copy), re (reduce) and nop. `depid` and `deps` name a step of another thread block of the same
+rank that must complete first. A thread block signals its progress to others only at steps with `hasdep="1"`. Messages
 between two ranks on one channel arrive in order. Source: the parsers of microsoft/msccl and ROCm/rccl
-(src/misc/msccl/msccl_parser.cc), whose rules on attributes, peers and buffers are those of this reader.
+(src/misc/msccl/msccl_parser.cc), whose rules on attributes, peers and buffers this reader follows.
 """
 
 from __future__ import annotations
@@ -198,10 +198,7 @@ class _MscclReader:
         return step
 
     def read_dependency(self, step: BlockStep, element: ET.Element, lengths: dict[int, int]) -> list[SemaphoreWait]:
-        """Return the wait of a step for another thread block (`depid`, `deps`) in a list; empty without dependency.
-
-        `lengths` has the number of steps of each of the rank's thread blocks.
-        """
+        """Return the wait of a step for another thread block (`depid`, `deps`) in a list; empty without dependency."""
         block, index = self.integer(element, "depid"), self.integer(element, "deps")
         if block < 0:
             return []
@@ -230,11 +227,9 @@ class _MscclReader:
         """Return the link (source, dest, channel) of a message of `step`; reserve its `end` for the thread block.
 
         Args:
-            step: the send or receive.
             end: the end of the link that the step uses, "send" or "recv".
             source: the sending rank, negative if the thread block has no peer.
             dest: the receiving rank, negative if the thread block has no peer.
-            channel: the channel of the thread block.
 
         Raises PlanError if there is no peer, or another thread block of the rank uses this end of the link.
         """
@@ -247,21 +242,21 @@ class _MscclReader:
         return source, dest, channel
 
     def check_links(self) -> None:
-        """Raise PlanError for the first message whose send and receive differ in size, or that lacks one of them."""
+        """Raise PlanError for the first message whose send and receive differ in size, or that lacks one of the two."""
         for (source, dest, channel), (sends, receives) in sorted(self.counts.items()):
             if len(sends) != len(receives):
                 self.refuse_link(source, dest, channel, sends, receives)
             for number, (send, receive) in enumerate(zip(sends, receives, strict=True)):
-                sizes = [sum(cell[1][0] == IN_FLIGHT for effect in step.effects for cell in cells(effect))
-                         for step, cells in ((send, _list_target), (receive, _list_sources))]  # fmt: skip
-                if sizes[0] != sizes[1]:
-                    raise PlanError(f"{self.name}: {receive.describe()} takes {sizes[1]} chunks, and its message, "
-                                    f"number {number} of the link, from {send.describe()}, has {sizes[0]}")  # fmt: skip
+                sent = sum(effect.target[1][0] == IN_FLIGHT for effect in send.effects)
+                taken = sum(cell[1][0] == IN_FLIGHT for effect in receive.effects for cell in effect.sources)
+                if sent != taken:
+                    raise PlanError(f"{self.name}: {receive.describe()} takes {taken} chunks, and its message, "
+                                    f"number {number} of the link, from {send.describe()}, has {sent}")  # fmt: skip
 
     def refuse_link(
         self, source: int, dest: int, channel: int, sends: list[BlockStep], receives: list[BlockStep]
     ) -> None:
-        """Raise PlanError for a link with unequal numbers of sends and receives, with the message that does not fit."""
+        """Raise PlanError for a link with unequal numbers of sends and receives; name the first that does not fit."""
         pairs = zip(sends, receives, strict=False)
         more = (sends if len(sends) > len(receives) else receives)[min(len(sends), len(receives))]
         odd = next(((a, b) for a, b in pairs if not _agree(a, b)), None)
@@ -291,7 +286,7 @@ def _format_words(kind: str, source: tuple[str, int], target: tuple[str, int], p
 
 
 def _agree(send: BlockStep, receive: BlockStep) -> bool:
-    """Whether a send and its receive state the same buffer and index at the receiver, or one of them states none."""
+    """Whether a send and its receive state the same place at the receiver; true for receives of type rrs and rrcs."""
     places = [step.words.split()[3] for step in (send, receive)]
     return places[0] == places[1] or receive.words.startswith(("rrs", "rrcs"))
 
@@ -300,16 +295,6 @@ def _list_slot(link: tuple[int, int, int], number: int, count: int) -> list[Cell
     """Return the cells that stand for the `count` chunks of message `number` on a link while it is in flight."""
     source, dest, channel = link
     return [(source, f"{IN_FLIGHT}{dest}.{channel}.{number}", i) for i in range(count)]
-
-
-def _list_target(effect: Effect) -> tuple[Cell, ...]:
-    """Return the cell that an effect writes, as a list."""
-    return (effect.target,)
-
-
-def _list_sources(effect: Effect) -> tuple[Cell, ...]:
-    """Return the cells that an effect reads."""
-    return effect.sources
 
 
 def _list_effects(

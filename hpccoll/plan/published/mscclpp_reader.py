@@ -1,10 +1,10 @@
 """Reader of MSCCL++ execution plans (JSON), as its executor loads them.
 
-Operations of a thread block put data into buffers of other ranks, get data from there, reduce, and signal. A wait
-counts the signals of one channel; the nth channel of a rank to a peer is connected to the nth channel of this peer to
-the rank. Packets carry flags: the reader of a packet waits for it. A pipeline is read as one iteration of its
-operations. A switch (multimem) operation reduces or stores on all ranks of its group. A chunk is cut into pieces where
-a group of thread blocks shares an operation. Relaxed signals order steps like other signals.
+Operations of a thread block put data into buffers of other ranks, get data from these buffers, reduce, and signal. A
+wait counts the signals of one channel; the nth channel of a rank to a peer is connected to the nth channel of this peer
+to the rank. Packets carry flags: the reader of a packet waits for its flag. A pipeline (a loop of operations) is read
+as a single iteration. A switch (multimem) operation reduces or stores on all ranks of its group. A chunk is cut into
+pieces where a group of thread blocks shares an operation. Relaxed signals order steps like other signals.
 
 Source: microsoft/mscclpp, src/core/executor/execution_plan.cc and src/core/include/execution_kernel.hpp.
 """
@@ -80,7 +80,7 @@ class _MscclppReader:
         self.transfers = 0
 
     def list_operations(self) -> Iterator[dict[str, Any]]:
-        """Yield all operations of all thread blocks; a pipeline yields the operations inside it."""
+        """Yield all operations of all thread blocks; in place of a pipeline, yield the operations inside it."""
         for gpu in self.gpus:
             for block in gpu["threadblocks"]:
                 yield from _flatten(block["ops"])
@@ -116,7 +116,7 @@ class _MscclppReader:
 
 
 class _BlockReader:
-    """Reads the operations of thread block `block` of the rank `gpu`, both parsed JSON of `file`."""
+    """Reads the operations of one thread block: `block` is its parsed JSON, and `gpu` the parsed JSON of its rank."""
 
     def __init__(self, file: _MscclppReader, gpu: dict[str, Any], block: dict[str, Any]) -> None:
         self.file, self.gpu, self.block, self.rank = file, gpu, block, int(gpu["id"])
@@ -173,7 +173,7 @@ class _BlockReader:
         return [cell for buffer in op[key][first:] for cell in self.list_cells(buffer, op, place)]
 
     def read_signals(self, kind: str, op: dict[str, Any]) -> tuple[list[Post], list[SemaphoreWait]]:
-        """Return the semaphores that operation `op` of type `kind` raises, and the semaphores that it waits for."""
+        """Return two lists: the posts (signals to semaphores) and the waits of operation `op` of type `kind`."""
         posts: list[Post] = []
         waits: list[SemaphoreWait] = []
         if kind in SIGNALS:
@@ -286,12 +286,12 @@ class _BlockReader:
         return [self.file.cells.locate(rank, kind, index) for index in range(begin, end)]
 
     def error(self, place: tuple[int, int, int, str], why: str) -> PlanError:
-        """Return (not raise) the error that names the operation at `place` (rank, thread block, number, words)."""
+        """Return an unraised error that names the operation at `place` (rank, thread block, number, words)."""
         return PlanError(f"{self.file.name}: {BlockStep(*place).describe()} {why}")
 
 
 def _flatten(ops: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the operations `ops`; a pipeline yields the operations inside it."""
+    """Yield the operations `ops`; in place of a pipeline, yield the operations inside it."""
     for op in ops:
         if op["name"] == "pipeline":
             yield from _flatten(op["ops"])

@@ -14,9 +14,7 @@ from hpccoll.plan.published.mscclpp_reader import parse_mscclpp
 def parse_published(text: str, name: str) -> BlockProgram:
     """Return the program of a schedule of MSCCL, MSCCL++, TE-CCL, TACCL or SCCL, without proving it.
 
-    Args:
-        text: the content of the file.
-        name: the name of the file in error messages.
+    `name` is the name of the file in error messages.
 
     Raises:
         UsageError: the text is in none of the formats, or a value is missing or unknown.

@@ -1,13 +1,13 @@
 """Conversion of a proven program of thread blocks to a plan, which can be drawn, simulated, exported and run.
 
-A plan has no scratch buffer, and its messages are part of rounds. So a message that a rank only keeps in scratch is
+A plan has no scratch buffer, and its messages are part of rounds. A message that a rank receives only into scratch is
 sent in the round in which its contents are reduced or copied into the output. A partial sum that a rank sends on
-without storing it is stored in the rank's chunk. A message takes part in the first round after the round that makes
-its contents, but no later than the round that overwrites them at the sender. Where these rules contradict each other,
-the conversion refuses the program. Switch operations become messages between ranks.
+without storing it is stored in the rank's chunk. A message is sent in the first round, after its contents exist, in
+which the receiver's chunk may change. If the sender overwrites the contents before this round, the conversion refuses
+the program. Switch operations become messages between ranks.
 
-In an all-to-all in equal pieces, the plan sends a whole block where the program sends the first of its pieces, if all
-pieces travel over the same links.
+If a program cuts each block of an all-to-all into equal pieces that all travel over the same links, the plan sends the
+whole block where the program sends the first piece.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hpccoll.plan.published.execution import ExecutedStep
 from hpccoll.plan.step import Op
 
 PlanCell: TypeAlias = tuple[int, int]  # rank and chunk of the plan
-_START = -1  # the round that made the input
+_START = -1  # stands for the round that wrote the input
 
 
 @dataclass(slots=True)
 class _Version:
-    """The contents of a plan's chunk (`cell`: rank and chunk number) from one round until it is overwritten.
+    """The contents of a plan's chunk (`cell`: rank and chunk number) until the chunk is overwritten.
 
     Args:
         cell: the rank and the number of the chunk.
@@ -51,7 +51,7 @@ class _Version:
 
 @dataclass(slots=True)
 class _RoundList:
-    """The messages of each round of a plan under construction, and bookkeeping by which chunks are added to messages.
+    """The messages of each round of a plan under construction, and tables to find the message for a further chunk.
 
     `writers[t][cell]` is the index of the last message of round t that writes the cell (rank, chunk), and
     `latest[t][source, dest, op]` the index of the last message between two ranks with the same operation.
@@ -86,12 +86,13 @@ class _RoundList:
 def convert_to_plan(program: BlockProgram, executed: Sequence[ExecutedStep]) -> Plan:
     """Return the plan of a proven program, made from its executed steps; raise PlanError if no plan can express it.
 
-    The plan is not yet proven: call `check` for that.
+    The plan is not proven; `check` proves it.
     """
     if not program.plan_chunks:
         why = program.remarks[0] if program.remarks else "its chunks do not fit those of a plan"
         raise PlanError(f"{program.name} cannot be a plan: {why}")
-    pieces = _count_pieces(program)
+    # A schedule may cut each block of an all-to-all into pieces.
+    pieces = program.chunks // program.ranks**2 if program.operation is Operation.ALL_TO_ALL else 1
     if pieces > 1:
         _require_equal_routes(program, executed, pieces)
     converter = _Converter(program, pieces)
@@ -102,11 +103,6 @@ def convert_to_plan(program: BlockProgram, executed: Sequence[ExecutedStep]) -> 
     name = "".join(letter if letter.isalnum() or letter in "_.+-" else "-" for letter in program.name)[:80]
     make = make_listed_rounds(program.ranks, program.plan_chunks, [(messages, []) for messages in rounds])
     return Plan(program.operation, name or "published", program.ranks, 0, make)
-
-
-def _count_pieces(program: BlockProgram) -> int:
-    """Return the number of pieces into which a schedule cuts each block of an all-to-all; 1 for other operations."""
-    return program.chunks // program.ranks**2 if program.operation is Operation.ALL_TO_ALL else 1
 
 
 def _require_equal_routes(program: BlockProgram, executed: Sequence[ExecutedStep], pieces: int) -> None:
@@ -158,14 +154,11 @@ class _Converter:
         terms = tuple(version for source in effect.sources for version in self.terms[source])
         if target in self.program.homes:
             self.terms[target] = (self.store((target[0], self.program.homes[target]), terms),)
-        elif target[1][0] == IN_FLIGHT and not self.is_sendable(terms, target[0]):
+        elif target[1][0] == IN_FLIGHT and (len(terms) != 1 or terms[0].cell[0] != target[0]):
+            # A rank can only send a single value that it has in a chunk of the plan.
             self.terms[target] = (self.store((target[0], self.find_place(chunk)), terms),)
         else:
             self.terms[target] = terms
-
-    def is_sendable(self, terms: tuple[_Version, ...], rank: int) -> bool:
-        """Whether `terms` is a single value that `rank` has in a chunk of the plan, so that the rank can send it."""
-        return len(terms) == 1 and terms[0].cell[0] == rank
 
     def find_place(self, chunk: int) -> int:
         """Return the plan's chunk in which a rank stores a data chunk that the program passes on without storing it.
@@ -214,5 +207,5 @@ class _Converter:
 
 
 def _lowest(mask: int) -> int:
-    """Return the lowest bit that is set in a mask."""
+    """Return the value of the lowest set bit of a mask, such as 4 for 0b1100; 0 if no bit is set."""
     return mask & -mask

@@ -1,9 +1,10 @@
-"""The proof of a published schedule: its end, its values, its order and its redundant transfers.
+"""Proves that a published schedule ends with right values and without data races; counts redundant transfers.
 
-The program is executed with unlimited buffers, on contents that are a chunk and a set of contributors. The proof
-refuses a deadlock, a read of a cell that was never written, a sum of two different chunks or with a contribution that
-is already in it, an output with wrong contents, and a data race: two steps that are not ordered by the program and of
-which one changes a cell that the other uses. Errors name the rank, the thread block, the step and the chunk.
+The program is executed with unlimited buffers on symbolic contents: a data chunk, and the set of ranks that contributed
+to it. The proof refuses a deadlock, a read of a cell that was never written, a sum of two different chunks, a sum that
+includes a contribution twice, an output with wrong contents, and a data race: two steps that are not ordered by the
+program and of which one changes a cell that the other uses. Errors name the rank, the thread block, the step and the
+chunk.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fractions import Fraction
 from hpccoll.errors import DeadlockError, PlanError
 from hpccoll.plan.published.block_program import IN_FLIGHT, BlockProgram, BlockStep, Cell, CellContents, Effect
 from hpccoll.plan.published.execution import ExecutedStep, Execution, execute, has_deadlock
+from hpccoll.units import format_list
 
 MOST_BUFFERED = 8  # the largest number of buffered messages per link that is tried
 _MOST_STUCK, _MOST_SENDS = 6, 4  # blocked steps, and senders of one value, that an error lists
@@ -29,7 +31,7 @@ class PublishedProof:
         executed: the steps of the schedule in an order in which they can be executed.
         buffered: the least number of buffered messages per link without a deadlock; None if it exceeds MOST_BUFFERED.
         transfers: the number of chunks that move between ranks.
-        redundant: the number of these chunks that the receiver already has or never uses.
+        redundant: the number of moved chunks that the receiver already has or never uses.
     """
 
     executed: list[ExecutedStep]
@@ -40,7 +42,11 @@ class PublishedProof:
 
 @dataclass(slots=True)
 class _Write:
-    """A value that a step wrote into a cell: contents, the values that it was made of, and the value it overwrote."""
+    """A value that a step wrote into a cell, with the values that it was made of and the value that it overwrote.
+
+    `step` is None for input. The flags state whether the value came from another rank (`crossed`), whether this rank
+    already had it (`known`), and whether a step has read it (`used`).
+    """
 
     contents: CellContents
     step: BlockStep | None
@@ -74,7 +80,7 @@ def refuse_deadlock(program: BlockProgram, buffered: int) -> None:
 
 
 def make_deadlock_error(program: BlockProgram, execution: Execution, buffered: int | None) -> DeadlockError:
-    """Return (not raise) the error that names the blocked steps; `buffered` is the limit of messages per link."""
+    """Return an unraised error that names the blocked steps; `buffered` is the limit of messages per link."""
     listed = [f"{step.describe()} {why}" for step, why in execution.stuck]
     more = f"; and {len(listed) - _MOST_STUCK} more" if len(listed) > _MOST_STUCK else ""
     limit = "" if buffered is None else f" with {buffered} buffered message{'s' * (buffered > 1)} per link"
@@ -86,10 +92,10 @@ def count_traffic(program: BlockProgram, executed: Iterable[ExecutedStep]) -> di
     """Return, for each pair (source, destination) of ranks, the sent bytes divided by the whole message's bytes."""
     chunks = Counter(
         (source[0], effect.target[0])
-        for each in executed
-        for effect in each.step.effects
+        for step in executed
+        for effect in step.step.effects
         for source in effect.sources
-        if source[0] != effect.target[0]  # the cell of a message belongs to its sender
+        if source[0] != effect.target[0]  # the cell of a message in flight has its sender's rank
     )
     return {pair: Fraction(count, program.chunks) for pair, count in chunks.items()}
 
@@ -111,7 +117,7 @@ class _ValueCheck:
         self.transfers = 0  # chunks that moved between ranks
 
     def explain_first(self, execution: Execution) -> None:
-        """If a step made a wrong value before the execution deadlocked, raise the error that names it as the cause."""
+        """Raise an error that names the cause if a step made a wrong value before the execution deadlocked."""
         if execution.stuck:
             for executed in execution.executed:
                 self.apply(executed)
@@ -121,7 +127,7 @@ class _ValueCheck:
                 raise DeadlockError(f"{deadlock}. Before, {self.describe_misplaced(misplaced)}", deadlock.stuck)
 
     def error(self, step: BlockStep, why: str) -> PlanError:
-        """Return (not raise) the error that names the schedule and a step."""
+        """Return an unraised error that names the schedule and a step."""
         return PlanError(f"{self.program.name}: {step.describe()} {why}")
 
     def apply(self, executed: ExecutedStep) -> None:
@@ -158,7 +164,7 @@ class _ValueCheck:
             other, more = part.contents
             if other != chunk or mask & more:
                 misplaced = next(
-                    (made for each in parts for made in _list_origins(each) if self.is_misplaced(made)), None
+                    (made for addend in parts for made in _list_origins(addend) if self.is_misplaced(made)), None
                 )
                 if misplaced is not None:
                     raise PlanError(f"{self.program.name}: {self.describe_misplaced(misplaced)}")
@@ -197,7 +203,7 @@ class _ValueCheck:
         """Count the transfer if the value `made` came from another rank, and mark whether this rank already had it."""
         rank = effect.target[0]
         for part in made.parts:
-            if part.cell[0] != rank:  # the cell of a message belongs to its sender
+            if part.cell[0] != rank:  # the cell of a message in flight has its sender's rank
                 made.crossed = True
                 made.known |= (rank, part.contents) in self.held
                 self.transfers += 1
@@ -206,7 +212,7 @@ class _ValueCheck:
             self.held.add((rank, made.contents))
 
     def count_transfers(self) -> tuple[int, int]:
-        """Return the number of chunks moved between ranks, and how many of them the receiver had or never used."""
+        """Return how many chunks were moved between ranks, and how many of those the receiver had or never used."""
         final = {id(self.cells[cell]) for cell in self.program.outputs if cell in self.cells}
         crossed = [write for write in self.writes if write.crossed]
         return self.transfers, sum(write.known or not (write.used or id(write) in final) for write in crossed)
@@ -260,12 +266,9 @@ class _ValueCheck:
         return f"{where}: contributions of {', '.join(faults)}, {_format_step(write)}{cause}"
 
     def find_loss(self, write: _Write, chunk: int, missing: int) -> _Write | None:
-        """Return the write that replaced a value before any step used its missing contribution, or None.
+        """Return the write that lost a missing contribution by replacing a value that included it, or None.
 
-        Args:
-            write: the wrong value of an output.
-            chunk: the data chunk of the output.
-            missing: a bit mask of the contributions that the output lacks.
+        `write` is the wrong value of an output, and `missing` a bit mask of the contributions that the output lacks.
         """
 
         def is_loss(made: _Write) -> bool:
@@ -282,7 +285,7 @@ class _ValueCheck:
     def find_unused(self, chunk: int, missing: int) -> _Write | None:
         """Return a received value of `chunk` that no step reads although it has a contribution of the mask `missing`.
 
-        The result is None if there is no such value.
+        The result is None if every received value of this kind is read.
         """
         unused = (write for write in self.writes if write.crossed and not write.used)
         return next((made for made in unused if made.contents[0] == chunk and made.contents[1] & missing), None)
@@ -313,12 +316,11 @@ def _format_cell(cell: Cell) -> str:
 def _format_ranks(mask: int) -> str:
     """Return the ranks of a bit mask as text such as `ranks 0, 2`, with at most eight numbers."""
     ranks = [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
-    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {listed}"
+    return f"rank{'s' * (len(ranks) > 1)} {format_list(ranks)}"
 
 
 def _from_whom(parts: list[_Write]) -> str:
-    """Return a text that lists the sends by which the received one of the values `parts` arrived, the last send first.
+    """Return text that lists the sends by which the received value among `parts` arrived, the last send first.
 
     The text is empty if no value of `parts` was received.
     """

@@ -23,7 +23,7 @@ from hpccoll.plan.simulation.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Lower bounds of the time of a collective in seconds: by the chain of messages, and by the busiest port's bytes.
+    """Lower bounds of a collective's time in seconds: by the latency of messages, and by the bytes of the busiest port.
 
     `binding` names the links that cause the bandwidth bound; it is empty if they are unknown.
     """
@@ -61,12 +61,10 @@ def compute_bounds(operation: Operation, n: int, machine: Machine, nbytes: int) 
 def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: int = 1) -> float:
     """Return the shortest time in seconds in which a broadcast can reach n ranks by messages.
 
-    A rank that receives the data after a chain of i messages, whose senders sent j other messages before, has it at i
-    alpha + j overhead. Ranks with equal i and j are counted together, so the function takes time for each distinct pair
-    (i, j).
+    A rank that receives the data after a chain of i messages, whose senders sent j other messages before, has the data
+    after i alpha + j overhead seconds. Ranks with equal i and j are counted together to save time.
 
     Args:
-        n: the number of ranks.
         alpha_s: the seconds from the start of a message to its arrival.
         overhead_s: the seconds after which a sender can send again.
         at_once: the number of messages that a rank can send at the same time.
@@ -91,7 +89,7 @@ def compute_broadcast_bound(n: int, alpha_s: float, overhead_s: float, at_once: 
 def _required_share(operation: Operation, n: int, q: int) -> float:
     """Return the bytes, per byte of the message, that a group of q of n ranks (a rank or a node) must send or receive.
 
-    Of all groups of q ranks, it is the group that must transfer the most.
+    Of all groups of q ranks, the group that must transfer the most determines the result.
     """
     if operation is Operation.BARRIER:
         return 0.0

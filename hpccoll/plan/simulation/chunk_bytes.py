@@ -84,6 +84,6 @@ class ChunkBytes:
         return np.asarray(straight + wrapped, np.float64)
 
     def _bytes_before(self, region: Span, unit: IntArray) -> IntArray:
-        """Return the bytes of all chunks numbered below the first chunk of unit number `unit` of the span `region`."""
+        """Return the total size in bytes of the chunks before each unit (by index) of the span `region`."""
         # The region of a rank without a peer may have chunks that do not exist, so indices are clipped.
         return self._before.take(region.base + region.unit * unit, mode="clip")

@@ -50,19 +50,19 @@ class MessageWait:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
-    """The waits that led to the time at which `rank`, the last rank to finish, finishes, in chronological order."""
+    """The chain of waits, in chronological order, that delayed `rank`, the last rank to finish."""
 
     rank: int
     waits: tuple[MessageWait, ...]
 
 
 def find_critical_path(segments: Iterable[list[TracedRound]], clocks: Floats, n: int, machine: Machine) -> CriticalPath:
-    """Return the critical path: the waits that lead to the rank that finishes last, over any of the n ranks.
+    """Return the critical path: the chain of waits for messages that leads to the rank that finishes last.
 
     Args:
         segments: the rounds of the simulation in lists, the latest list first; each list is in chronological order.
-        clocks: the time at which each simulated rank finishes, in seconds.
-        n: the number of ranks.
+        clocks: the time at which each of the P simulated ranks finishes, in seconds.
+        n: the number of ranks of the plan; the path may lead over any of them, not only the simulated ones.
     """
     size, q = len(clocks), machine.ranks_per_node
     last = rank = int(np.argmax(clocks)) if size else 0

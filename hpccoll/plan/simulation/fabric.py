@@ -35,10 +35,9 @@ class Fabric:
     """A network between nodes, some of whose links are shared by messages of several nodes.
 
     Args:
-        kind: a fat tree or a dragonfly.
         nodes_per_switch: the nodes of a leaf switch, or of a group of a dragonfly.
-        capacity: the bandwidth of a shared link, as a multiple of a NIC's: that of all uplinks of a leaf together, or
-            that of all links from one group to another.
+        capacity: the bandwidth of a shared link, as a multiple of a NIC's bandwidth: that of all uplinks of a leaf
+            together, or that of all links from one group to another.
         has_rails: whether a leaf switch has one NIC of each of its nodes, instead of all NICs.
     """
 
@@ -52,8 +51,8 @@ class Fabric:
 class SharedLinks:
     """The shared link between switches that each rank's message uses, by number, or NO_LINK; one entry per rank.
 
-    If `at_dest` is true, the ranks that receive share the link (a downlink), else the ranks that send. A link is
-    counted by these ranks, because a rank sends and takes its messages one after the other.
+    If `at_dest` is true, the ranks that receive share the link (a downlink), else the ranks that send. The users
+    of a link are counted as ranks, not as messages, because a rank sends and receives its messages one after the other.
     """
 
     number: IntArray
@@ -61,7 +60,9 @@ class SharedLinks:
 
 
 class FabricTable:
-    """Finds the links between switches that messages share; the simulated ranks represent all n ranks.
+    """Finds the links between switches that messages of simulated ranks share with other messages.
+
+    Rank r of all n ranks is represented by the simulated rank r mod `represented`.
 
     `kinds` is the number of kinds of shared links: 2 (uplinks and downlinks) or 1 (links between groups). `links` is
     the number of links of each kind that the messages of the simulated ranks can use.
@@ -76,7 +77,7 @@ class FabricTable:
         self.links = (int(switch[represented - 1]) + 1) * (self.switches if is_dragonfly else self.rails)
 
     def find_shared_links(self, dest: IntArray, far: Mask) -> tuple[SharedLinks, ...]:
-        """Return the shared links on the way from each rank to its `dest`.
+        """Return the shared links on the way from each rank to its `dest`, one `SharedLinks` per kind of links.
 
         `far` marks messages that leave their node.
         """
@@ -96,13 +97,11 @@ class FabricTable:
 def count_users(links: list[IntArray], users: list[IntArray], size: int) -> list[IntArray]:
     """Return, for each message, the number of different ranks that use its link; 0 without a link.
 
-    Args:
-        links: the link of each message, or NO_LINK, one array per step of a round.
-        users: the rank that uses the link, in the shapes of `links`.
-        size: the number of ranks.
+    `links` has the link of each message, or NO_LINK, one array per step of a round; `users` has the ranks that use
+    these links.
     """
     joined = np.concatenate(links)
     used = joined != NO_LINK
     pairs = np.unique(joined[used] * size + np.concatenate(users)[used])
     counts = np.bincount(pairs // size, minlength=int(joined.max(initial=0)) + 1)
-    return [np.where(each == NO_LINK, 0, counts[each]) for each in links]
+    return [np.where(link == NO_LINK, 0, counts[link]) for link in links]

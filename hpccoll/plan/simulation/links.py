@@ -35,8 +35,8 @@ class PeerLinks:
     part of a message beyond this size). `flight` is alpha - overhead (the seconds during which no port is busy), or
     NEVER for ranks that receive no message.
 
-    If few of many ranks send, all other arrays than `dest` and `source` have one entry per message, `source_index` has
-    the ranks that send, and `is_sparse` is true.
+    If few of many ranks send, `is_sparse` is true, and all arrays but `dest` and `source` have one entry per message:
+    `source_index` has the senders, and `dest_index` the receivers.
     """
 
     dest: IntArray
@@ -74,18 +74,14 @@ class LinkTable:
     """Looks up the links and the shared NICs of the messages of a plan's steps on a machine model.
 
     The links of a step (`PeerLinks`) are cached by the identity of the arrays `dest` and `source` of the step.
-
-    Args:
-        machine: the machine model.
-        n: the number of ranks of the plan.
-        represented: the number P of simulated ranks.
+    `represented` is the number P of simulated ranks.
     """
 
     def __init__(self, machine: Machine, n: int, represented: int) -> None:
         self.machine, self.n, self.size = machine, n, represented
         self.most_cached = max(min(_MOST_CACHED, _MOST_CACHED_PEERS // max(represented, 1)), 1)
         self.rank = np.arange(represented, dtype=np.int64)
-        # Small integers fit in the cache; the nodes of ranks are read in no particular order.
+        # Node numbers are stored as small integers, so that the table, which is read at random, fits in the cache.
         self.node = (np.arange(n) // machine.ranks_per_node).astype(np.int32)
         self.own_node = self.node[self.rank]
         place = self.rank % machine.ranks_per_node
@@ -95,7 +91,7 @@ class LinkTable:
         self._no_sharing: dict[tuple[int, ...], tuple[Sequence[PeerLinks], bool]] = {}
 
     def _make_fabric_table(self) -> FabricTable | None:
-        """Return the table of links that nodes share in the machine's network; None if they share none."""
+        """Return the table of links that nodes share in the machine's network; None if nodes share no links."""
         fabric, q = self.machine.fabric, self.machine.ranks_per_node
         if fabric is None:
             return None
@@ -158,13 +154,10 @@ class LinkTable:
         )
 
     def _find_costs(self, sends: Mask, far: Mask, receives: Mask, from_far: Mask) -> dict[str, Any]:
-        """Return the fields of `PeerLinks` that have costs.
+        """Return the values of the fields of `PeerLinks` that have costs, by field name.
 
-        Args:
-            sends: a mask of the ranks that send.
-            far: a mask of the ranks that send to another node.
-            receives: a mask of the ranks that receive.
-            from_far: a mask of the ranks that receive from another node.
+        The arguments are masks of ranks; `far` has those that send to another node, `from_far` those that receive from
+        one.
         """
         near, wide = self.machine.within, self.machine.between
         return {
@@ -186,14 +179,11 @@ class LinkTable:
     def count_sharers(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> Sequence[Shares | None]:
         """Return, for each step of a round, the factors by which messages take longer because they share links.
 
-        A factor is the number of ranks that share the NIC at the busier end of a message, or, if it is more, the number
-        of ranks that share another link, divided by the link's bandwidth in NICs. There is one array with an entry per
-        simulated rank for each step, or None for every step if nothing is shared. Ranks are counted, not messages,
-        because a rank sends its messages of a round one after the other.
-
-        Args:
-            peers: the links of each step.
-            sent: for each step, a mask of the ranks that send a message.
+        A factor is the larger of two numbers: the number of ranks that share the NIC at the busier end of a message,
+        and the number of ranks that share a link between switches, divided by this link's bandwidth in NICs. There is
+        one array with an entry per simulated rank for each step, or None for every step if nothing is shared. Ranks are
+        counted, not messages, because a rank sends its messages of a round one after the other. `peers` has the links
+        of each step, and `sent` a mask of the ranks that send in each step.
         """
         shares: list[Shares | None] = [None] * len(peers)
         counts = None if self._never_shares_nic(peers) else self._count_per_nic(peers, sent)
@@ -208,10 +198,7 @@ class LinkTable:
     def _add_fabric(
         self, fabric: Fabric, peers: Sequence[PeerLinks], sent: Sequence[Mask], shares: Sequence[Shares | None]
     ) -> Sequence[Shares]:
-        """Return the factors `shares`, increased where ranks share a link between switches beyond its bandwidth.
-
-        `peers` has the links of each step, and `sent` a mask of the ranks that send in it.
-        """
+        """Return the factors `shares`, increased where ranks share a link between switches beyond its bandwidth."""
         slowest: list[Shares] = [np.ones(self.size) if share is None else share for share in shares]
         for kind, link in enumerate(peers[0].shared):
             both = zip(peers, sent, strict=True)
@@ -224,8 +211,8 @@ class LinkTable:
     def sum_shared_bytes(self, peers: Sequence[PeerLinks], nbytes: Sequence[Floats]) -> tuple[Floats, ...]:
         """Return the bytes of a round on each link between switches, one array per kind of shared links.
 
-        `peers` has the links of each step, and `nbytes` the bytes that each rank sends in it. The result is empty if
-        nodes share no links.
+        `peers` has the links of each step, and `nbytes` the bytes that each rank sends in each step. The result is
+        empty if nodes share no links.
         """
         if self._fabric is None:
             return ()
@@ -248,21 +235,18 @@ class LinkTable:
         return self._no_sharing[key][1]
 
     def _count_per_nic(self, peers: Sequence[PeerLinks], sent: Sequence[Mask]) -> tuple[IntArray, IntArray] | None:
-        """Return the numbers of ranks that send and that receive through each NIC in a round; None if none exceeds one.
-
-        `peers` has the links of each step, and `sent` a mask of the ranks that send in it.
-        """
+        """Return the numbers of ranks that send and receive through each NIC in a round; None if none exceeds one."""
         out, into = np.zeros(self.size, np.bool_), np.zeros(self.size, np.bool_)
-        for each, is_sent in zip(peers, sent, strict=True):
-            if each.far is not None:
-                crosses = each.far & is_sent
-                if each.is_sparse:
-                    out[each.source_index[crosses]] = True
+        for move_peers, is_sent in zip(peers, sent, strict=True):
+            if move_peers.far is not None:
+                crosses = move_peers.far & is_sent
+                if move_peers.is_sparse:
+                    out[move_peers.source_index[crosses]] = True
                 else:
                     out |= crosses
-                into[each.dest_index[crosses]] = True
+                into[move_peers.dest_index[crosses]] = True
         nics = int(self.nic[-1]) + 1
-        leaving, entering = (np.bincount(self.nic[each], minlength=nics) for each in (out, into))
+        leaving, entering = (np.bincount(self.nic[crossing], minlength=nics) for crossing in (out, into))
         return (leaving, entering) if max(leaving.max(), entering.max()) > 1 else None
 
 

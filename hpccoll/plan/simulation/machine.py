@@ -1,9 +1,9 @@
 """The machine model of simulations: nodes of ranks, a link within nodes, and links between nodes through NICs.
 
 A message of B bytes takes alpha + B * beta seconds on its link, and keeps the ports of sender and receiver busy for
-overhead + B * beta. A port carries one message at a time in each direction. The remaining alpha - overhead is time of
-flight, during which the next message may start. With overhead = alpha, the default, the model is the one-port model of
-textbooks (Hockney); with a smaller overhead, it is LogP.
+overhead + B * beta. A port carries one message at a time in each direction. The remaining alpha - overhead seconds of a
+message are time of flight, during which the next message may start. With overhead = alpha, the default, the model is
+the one-port model of textbooks (Hockney); with a smaller overhead, it is LogP.
 
 Ranks fill nodes in order and share the NICs of their node: rank i of the q ranks of a node uses NIC i * nics // q in
 both directions. Reducing or copying a byte in memory takes gamma seconds. Sources: Hockney, Parallel Computing 1994;
@@ -58,7 +58,7 @@ class Link:
     def bends(self) -> tuple[tuple[float, float], ...]:
         """One pair (size, change) per band of `bands`: beyond `size` bytes of a message, beta is larger by `change`.
 
-        The change is relative to the beta of the band before, in seconds per byte; it may be negative.
+        A change is the difference from the beta of the next smaller band, in seconds per byte, and may be negative.
         """
         betas = [self.beta_s_per_byte, *(beta for _, beta in self.bands)]
         return tuple((start, beta - before) for (start, beta), before in zip(self.bands, betas, strict=False))
@@ -69,7 +69,6 @@ class Machine:
     """A machine model: nodes with `ranks_per_node` ranks each (the last may have fewer), and the costs of the links.
 
     Args:
-        name: the name of the machine in output.
         ranks_per_node: ranks r and s are on one node if r // ranks_per_node == s // ranks_per_node.
         within: the link between two ranks of a node.
         between: the link between two nodes; its beta is that of one NIC.
@@ -80,7 +79,7 @@ class Machine:
         fence_s: the seconds from the last rank's arrival at a fence until all leave (None: alpha of `within`).
         peak_flop_per_s: the peak rate of a rank's matrix products, in FLOP/s; None if it is not stated.
         memory_bytes: the memory of a rank; None if it is not stated.
-        fabric: the links that the messages of several nodes share; None if every node has the network to itself.
+        fabric: the links that the messages of several nodes share; None if messages of different nodes share no links.
     """
 
     name: str

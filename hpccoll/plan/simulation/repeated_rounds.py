@@ -1,11 +1,10 @@
 """Repeated rounds: a plan of a million equal rounds is simulated by a few of them.
 
-The clocks after a round are sums and maxima of the clocks before it (a max-plus linear map). Therefore, if a cycle of
-rounds advances every clock and every receiving port by the same time d, the same cycle again advances them by d again,
-and k further cycles by k d (Baccelli, Cohen, Olsder and Quadrat, "Synchronization and Linearity", 1992). A run is a
-sequence of rounds whose costs repeat with a stride, the number of rounds of a cycle. The end of a run is found by
-bisection, and a sample of its rounds is compared with their counterparts in the first cycle, as symmetry.py samples
-ranks.
+The clocks after a round are sums and maxima of the clocks before it (a max-plus linear map). If a cycle of rounds
+advances every clock and every receiving port by the same time d, the next k cycles advance them by k d (Baccelli,
+Cohen, Olsder and Quadrat, "Synchronization and Linearity", 1992). A run is a sequence of rounds whose costs repeat with
+a stride, the number of rounds of a cycle. The end of a run is found by bisection, and a sample of its rounds is
+compared with their counterparts in the first cycle.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _SAMPLES = 48
 
 
 def make_cost_signature(costs: RoundCosts) -> bytes:
-    """Return bytes that are equal for rounds whose costs are equal on all simulated ranks."""
+    """Return a bytes object that is equal for rounds whose costs are equal on all simulated ranks."""
     parts: list[object] = [costs.copying, costs.within, costs.between, costs.messages, costs.accessing, *costs.shared]
     for move in costs.moves:
         parts += [move.source_index, move.busy, move.flight, move.receiving, move.reducing]
@@ -38,9 +37,10 @@ def make_cost_signature(costs: RoundCosts) -> bytes:
 def list_strides(chunk_bytes: ChunkBytes, ranks: int) -> list[int]:
     """Return the numbers of rounds after which the costs of rounds may repeat.
 
-    Costs repeat with the period of the chunk sizes. The clocks of all ranks may gain the same time only in a cycle in
-    which a message can pass all simulated ranks. So the least common multiple with `ranks`, their number, is also
-    returned.
+    The first number is the period of the chunk sizes. The second number is the least common multiple of the period of
+    the chunk sizes and `ranks`, the number of simulated ranks, because the clocks of all ranks can gain the same time
+    only in a cycle in which a message can pass all ranks. Numbers above MOST_STRIDE are left out. The list is empty if
+    chunk sizes differ by rank.
     """
     if chunk_bytes.sizes.ndim == 2:
         return []
@@ -51,11 +51,10 @@ def list_strides(chunk_bytes: ChunkBytes, ranks: int) -> list[int]:
 def find_run_end(sign: Callable[[int], bytes], first: int, stop: int, stride: int) -> int:
     """Return the end (exclusive) of the rounds from `first` on whose costs repeat every `stride` rounds.
 
-    The end is `first` if none do.
+    The result is `first` if no costs repeat.
 
     Args:
         sign: returns the signature of the costs of a round.
-        first: the first round.
         stop: the number of rounds of the plan.
         stride: the number of rounds of a cycle.
     """
@@ -67,7 +66,7 @@ def find_run_end(sign: Callable[[int], bytes], first: int, stop: int, stride: in
         """Whether round t has the costs of the corresponding round of the first cycle."""
         return sign(t) == cycle[(t - first) % stride]
 
-    low, high = first + stride, stop  # rounds before `low` fit; `high` is the end or does not fit
+    low, high = first + stride, stop  # bisection: rounds before `low` fit; round `high` does not fit or is the end
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

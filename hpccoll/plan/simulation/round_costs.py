@@ -7,7 +7,8 @@ rank that performs it. A reduction adds gamma seconds per byte, and a load from 
 byte. Ranks leave a fence `fence_s` seconds (or alpha of the link within the node) after the last rank has entered it.
 
 Many rounds of a plan have equal costs, so results are cached. Links are cached by the identity of the peer arrays. The
-costs of whole rounds are cached by message sizes, if there are so few ranks that comparing sizes takes less time.
+costs of whole rounds are cached by message sizes, if there are so few ranks that comparing sizes takes less time than
+computing the costs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class MoveCosts:
 
 @dataclass(frozen=True, slots=True)
 class FenceCosts:
-    """The seconds that a round's fences take, and each rank's leader: equal for ranks of one fence, -1 without."""
+    """The seconds that a round's fences take, and each rank's leader: equal for ranks of one fence, -1 for no fence."""
 
     leader: IntArray
     alpha_s: float
@@ -63,8 +64,8 @@ class FenceCosts:
     def leave(self, clocks: Floats) -> tuple[Floats, IntArray]:
         """Return, for each rank, the time at which it leaves its fence, and the last rank for which it waited.
 
-        Ranks enter at `clocks` (seconds). A rank without a fence leaves at once; a rank that did not wait has itself as
-        the last.
+        Ranks enter at `clocks` (seconds). A rank that takes part in no fence leaves at once. If a rank did not wait,
+        the second array has the number of this rank itself.
         """
         members = np.nonzero(self.leader != NO_PEER)[0]
         group = self.leader[members]
@@ -72,7 +73,7 @@ class FenceCosts:
         np.maximum.at(latest, group, clocks[members])
         comes_last = members[clocks[members] == latest[group]][::-1]
         last_of = np.zeros(len(clocks), np.int64)
-        last_of[self.leader[comes_last]] = comes_last  # the lowest rank of those that enter at the same time
+        last_of[self.leader[comes_last]] = comes_last  # the lowest rank if several enter last at the same time
         after = clocks.copy()
         after[members] = latest[group] + self.alpha_s
         waits = members[clocks[members] < latest[group]]
@@ -84,10 +85,11 @@ class FenceCosts:
 class RoundCosts:
     """The costs of one round, in arrays with one entry per simulated rank.
 
-    The costs of messages, the seconds of copies within a rank, and the bytes sent. A round of loads and stores has
-    `accessing` (the seconds of each rank) instead of messages; a round of fences has `fences`. `uses` counts the rounds
-    that share this object and whose bytes have not been added to the totals yet. `shared` has the bytes on each link
-    between switches, one array per kind of links.
+    `moves` has the costs of each step of messages, `copying` the seconds of copies within a rank (None: no copies),
+    `within` and `between` the bytes sent inside nodes and to other nodes, and `messages` the number of messages. A
+    round of loads and stores has `accessing` (the seconds of each rank); a round of fences has `fences`. `uses`
+    counts the rounds that share this object and whose bytes have not been added to the totals yet. `shared` has the
+    bytes on each link between switches, one array per kind of links.
     """
 
     moves: tuple[MoveCosts, ...]
@@ -102,7 +104,7 @@ class RoundCosts:
 
 
 class RoundPricer:
-    """Computes the costs of a plan's rounds on a machine model, for ranks 0 to P - 1, and sums bytes and messages."""
+    """Computes the costs of a plan's rounds on a machine model, for the simulated ranks; sums bytes and messages."""
 
     def __init__(self, plan: Plan, machine: Machine, chunk_bytes: ChunkBytes, represented: int) -> None:
         self.machine, self.chunks, self.size = machine, chunk_bytes, represented
@@ -146,7 +148,7 @@ class RoundPricer:
         return costs
 
     def sent(self) -> tuple[Floats, Floats]:
-        """The bytes that each simulated rank has sent within its node and to other nodes: two arrays."""
+        """Return two arrays: the bytes that each simulated rank has sent within its node, and to other nodes."""
         self._add_up_cached()
         return self._sums
 
@@ -177,13 +179,13 @@ class RoundPricer:
             np.add(total, links * times, out=total)
 
     def _add_bytes(self, costs: RoundCosts) -> None:
-        """Add the bytes and messages of all rounds with these costs to the totals."""
+        """Add the bytes and messages of all rounds with the given costs to the totals."""
         self.add_repeated(costs, costs.uses)
 
     def _cache_key(self, moves: Sequence[Move], sent: Sequence[ByteCounts]) -> tuple[object, ...] | None:
         """Return a key that is equal for rounds of equal costs; None if computing the costs again is cheaper.
 
-        `moves` are the steps of the round, and `sent` has the bytes that each rank sends in each.
+        `moves` are the steps of the round, and `sent` has the bytes that each rank sends in each step.
         """
         parts: list[object] = []
         for move, nbytes in zip(moves, sent, strict=True):
@@ -199,23 +201,23 @@ class RoundPricer:
     def _compute_costs(self, moves: Sequence[Move], sent: Sequence[ByteCounts]) -> RoundCosts:
         """Return the costs of a round of moves; `sent` has the bytes that each rank sends in each move."""
         peers = [self.links.peer_links(move) for move in moves]
-        by_rank = [np.broadcast_to(np.asarray(each, np.float64), (self.size,)) for each in sent]
-        nbytes = [b[each.source_index] if each.is_sparse else b for each, b in zip(peers, by_rank, strict=True)]
-        sent_masks = [self._sent_mask(each, b) for each, b in zip(peers, nbytes, strict=True)]
+        by_rank = [np.broadcast_to(np.asarray(move_bytes, np.float64), (self.size,)) for move_bytes in sent]
+        nbytes = [b[ends.source_index] if ends.is_sparse else b for ends, b in zip(peers, by_rank, strict=True)]
+        sent_masks = [self._sent_mask(ends, b) for ends, b in zip(peers, nbytes, strict=True)]
         shares = self.links.count_sharers(peers, sent_masks)
         move_costs: list[MoveCosts] = []
         copying: Floats | None = None
         within, between = np.zeros(self.size), np.zeros(self.size)
-        for k, (move, each, b) in enumerate(zip(moves, peers, nbytes, strict=True)):
-            move_costs.append(self._price_move(move, each, b, by_rank[k], sent_masks[k], shares[k]))
-            if each.local is not None:
-                copies = np.where(each.local, b * self.machine.gamma_s_per_byte, 0.0)
+        for k, (move, ends, b) in enumerate(zip(moves, peers, nbytes, strict=True)):
+            move_costs.append(self._price_move(move, ends, b, by_rank[k], sent_masks[k], shares[k]))
+            if ends.local is not None:
+                copies = np.where(ends.local, b * self.machine.gamma_s_per_byte, 0.0)
                 copying = copies if copying is None else copying + copies
-            senders = each.source_index if each.is_sparse else slice(None)
-            crossing = b if each.all_send else b * each.sends
+            senders = ends.source_index if ends.is_sparse else slice(None)
+            crossing = b if ends.all_send else b * ends.sends
             within[senders] += crossing
-            if each.far is not None:
-                between[senders] += crossing * each.far
+            if ends.far is not None:
+                between[senders] += crossing * ends.far
         within -= between
         messages = sum(int(np.count_nonzero(goes)) for goes in sent_masks)
         shared = self.links.sum_shared_bytes(peers, by_rank)
@@ -231,8 +233,6 @@ class RoundPricer:
         """Return the costs of one step of messages.
 
         Args:
-            move: the step.
-            peers: the links that the messages take.
             nbytes: the bytes of each rank's message, or of each message if `peers` is sparse.
             by_rank: the bytes that each rank sends.
             goes: a mask of the messages that are sent.
@@ -245,17 +245,16 @@ class RoundPricer:
             busy *= goes
             comes = goes if peers.is_sparse else comes & goes[peers.source_index]
             flight = np.where(comes, flight, NEVER)
+        reducing = self._reducing_seconds(move, peers, nbytes, comes)
         if peers.is_sparse:
-            reducing = self._reducing_seconds(move, peers, nbytes, comes)
             return MoveCosts(peers.source_index, peers.source, busy, flight, busy, reducing, by_rank, peers.dest_index)
         receiving = busy[peers.source_index]
         if not peers.all_receive:
             receiving *= peers.receives
-        reducing = self._reducing_seconds(move, peers, nbytes, comes)
         return MoveCosts(peers.source_index, peers.source, busy, flight, receiving, reducing, nbytes)
 
     def _reducing_seconds(self, move: Move, peers: PeerLinks, nbytes: Floats, comes: Mask) -> Floats | None:
-        """Return the seconds in which each rank reduces what it receives in a step; None if it only copies.
+        """Return the seconds in which each rank reduces its received data in a step; None if the step only copies.
 
         `nbytes` has the bytes of each message, and `comes` marks the ranks that receive one.
         """
@@ -307,7 +306,7 @@ class SharedMemoryPricer:
     def _check_same_node(self, peers: IntArray, does: str) -> None:
         """Raise UsageError if a rank's peer is on another node, whose memory it cannot access.
 
-        `does` names the access.
+        `does` is the verb for the access in the error message, such as `loads from`.
         """
         links, q = self.links, self.machine.ranks_per_node
         far = np.nonzero((peers != NO_PEER) & (links.node[peers] != links.own_node))[0]

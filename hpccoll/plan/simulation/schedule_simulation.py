@@ -24,8 +24,8 @@ from hpccoll.plan.simulation.timeline import Slice, Timeline
 class PassTimes:
     """The times of one pipeline stage's passes for one micro-batch, in any unit of time.
 
-    `transfer` is the time from the end of a pass to the arrival of its result on another rank, and `overlapped` that of
-    a forward and a backward pass at the same time (None: the sum of both).
+    `transfer` is the time from the end of a pass to the arrival of its result on another rank, and `overlapped` the
+    time of a forward and a backward pass that overlap (None: the sum of the times of both).
     """
 
     forward: float = 1
@@ -46,7 +46,7 @@ class PassTimes:
         return sum(self.get_pass_time(action.kind) for action in step)
 
     def get_pass_time(self, kind: ActionKind) -> float:
-        """Return the time of a forward or backward pass of the given kind, in the unit of the other times."""
+        """Return the time of a forward or backward pass of the given kind."""
         if kind == ActionKind.FORWARD:
             return self.forward
         with_inputs = self.backward_input if kind in GIVES_INPUT_GRADIENT else 0
@@ -102,7 +102,7 @@ class ScheduleSimulation:
 
 
 def simulate_schedule(schedule: Schedule, times: PassTimes | None = None) -> ScheduleSimulation:
-    """Return the predicted times of a pipeline schedule; by default every pass takes time 1 and messages none.
+    """Return the simulation of a pipeline schedule; by default every pass takes time 1, and messages take no time.
 
     The schedule must be one that `check_schedule` accepts.
     """
@@ -138,9 +138,8 @@ def _find_arrivals(
 ) -> list[float] | None:
     """Return the times at which the inputs of a step from other stages arrive; None if one is not computed yet.
 
-    Args:
-        ends: the end of each pass executed so far, by (whether forward, stage, micro-batch).
-        transfer: the time from the end of a pass to the arrival of its result on another rank.
+    `ends` has the end of each pass executed so far, by (whether forward, stage, micro-batch); `transfer` is the time
+    from the end of a pass to the arrival of its result on another rank.
     """
     arrivals = []
     for action in step:

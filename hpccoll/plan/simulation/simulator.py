@@ -39,7 +39,7 @@ from hpccoll.plan.simulation.round_costs import MoveCosts, RoundCosts, RoundPric
 from hpccoll.plan.simulation.symmetry import find_period
 from hpccoll.plan.step import Floats, IntArray
 
-_TRACED = 2**22  # most clocks kept at once (32 MiB), and most move numbers
+_TRACED = 2**22  # most entries (ranks times rounds) of the clocks of a traced segment: 32 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class Simulation:
     bytes that each rank sends, loads or stores inside its node, and `between` the bytes that the rank sends to other
     nodes. `busiest_shared` has the bytes on the busiest link between switches, divided by its bandwidth in NICs; it is
     0 if nodes share no links. `steps` counts the rounds that contain messages, loads or stores; `messages` includes
-    loads and stores; `nbytes` is the message size S, as nccl-tests defines it.
+    loads and stores; `nbytes` is the message size S, as nccl-tests defines it. `path` is the critical path; None if it
+    was not traced.
     """
 
     plan: Plan
@@ -90,12 +91,11 @@ def simulate(
 
     Args:
         plan: the plan to simulate, which this function does not prove.
-        machine: the machine model, with the nodes and the costs of their links.
         count: elements of `itemsize` bytes each, as in `Operation.sizes_by_rank`.
         full: simulate every rank, even if fewer ranks could represent all.
         trace: find the critical path; most rounds are then simulated twice if ranks times rounds exceed 4 million.
         entered_s: the time at which each rank enters the call, shape (n,), at least 0; None if all enter at time 0.
-            With these times, every rank is simulated.
+            If `entered_s` is given, every rank is simulated, as with `full`.
 
     Raises:
         UsageError: the count is negative, the item size below 1, or ranks of different nodes share memory.
@@ -190,8 +190,8 @@ class _Run:
         strides = list_strides(self.pricer.chunks, self.pricer.size)
         t, stop, block = 0, len(self.rounds), FIRST_BLOCK
         while t < stop:
-            ends = {each: find_run_end(sign, t, stop, each) for each in strides}
-            stride = max(ends, key=lambda each: (ends[each], each), default=stop)
+            ends = {length: find_run_end(sign, t, stop, length) for length in strides}
+            stride = max(ends, key=lambda length: (ends[length], length), default=stop)
             end = ends.get(stride, t)
             if end == t:  # no run begins here: simulate a block of rounds before the next attempt
                 end, block, stride = min(t + block, stop), 2 * block, stop
@@ -229,7 +229,7 @@ class _Run:
         return advance_clocks(state, costs)
 
     def advance_traced(self, t: int, costs: RoundCosts, state: ClockState) -> ClockState:
-        """Return the state after round t; record for which message each rank waited in `last_traced`."""
+        """Return the state after round t; record in `last_traced` for which message each rank waited."""
         waited_for = np.zeros(len(state.clocks), np.int32)
         after = advance_clocks(state, costs, waited_for)
         messages = [(move.source, move.nbytes) for move in costs.moves]
@@ -248,7 +248,7 @@ class _Run:
         second_pricer = RoundPricer(self.plan, pricer.machine, pricer.chunks, pricer.size)
 
         def trace_segment(number: int) -> list[TracedRound]:
-            """Simulate segment `number` again and return its trace; the last segment's trace is kept from `forward`."""
+            """Return the trace of segment `number`: simulate it again, unless it is the last segment, which is kept."""
             if number < len(self.segment_starts) - 1:
                 state = self.segment_starts[number]
                 for t in range(number * self.segment, (number + 1) * self.segment):
@@ -284,7 +284,7 @@ def advance_clocks(state: ClockState, costs: RoundCosts, waited_for: MoveNumbers
             continue
         begin = out[move.source_index]
         begin += move.flight
-        free = None if waited_for is None else begin >= port  # otherwise the port is busy with an earlier message
+        free = None if waited_for is None else begin >= port  # false where the port is busy with an earlier message
         np.maximum(begin, port, out=begin)
         begin += move.receiving
         port = begin

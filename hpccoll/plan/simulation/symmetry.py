@@ -81,7 +81,7 @@ def _chunks_shift(here: Sequence[Step], there: Sequence[Step], shift: int, n: in
         (peers, region), (_, other) = _peers_and_region(a), _peers_and_region(b)
         if _are_intervals(region, other, n):
             first, later = (
-                np.where(peers == NO_PEER, 0, each.first) for each in (region, other) if isinstance(each, Span)
+                np.where(peers == NO_PEER, 0, span.first) for span in (region, other) if isinstance(span, Span)
             )
             if not np.array_equal((first + np.where(peers == NO_PEER, 0, shift)) % n, later % n):
                 return False
@@ -101,8 +101,8 @@ def _are_intervals(region: Region, other: Region, n: int) -> bool:
     """Whether both sets of chunks are cyclic intervals of n chunks, of the same length on all ranks."""
     return (
         all(
-            isinstance(each, Span) and each.mod == n and each.unit == 1 and isinstance(each.base, int) and not each.base
-            for each in (region, other)
+            isinstance(span, Span) and span.mod == n and span.unit == 1 and isinstance(span.base, int) and not span.base
+            for span in (region, other)
         )
         and isinstance(region.size, int)
         and region.size == other.size
@@ -117,9 +117,10 @@ def _peers_and_region(step: Move | Load | Store) -> tuple[IntArray, Region]:
 
 
 def _sample_rounds(count: int, draw: np.random.Generator) -> list[int]:
-    """Return the numbers of the rounds to compare: all of few, else the first, middle and last ones and random others.
+    """Return the numbers of the rounds to compare: all rounds if they are few, else some fixed and some random rounds.
 
-    `count` is the number of rounds, and `draw` the random generator.
+    The fixed rounds are the first, middle and last ones. `count` is the number of rounds, and `draw` draws the random
+    ones.
     """
     if count <= _ROUNDS:
         return list(range(count))
@@ -143,12 +144,12 @@ def _find_difference(here: Sequence[Step], there: Sequence[Step], shift: int, n:
 
 
 def _list_properties(a: Step, b: Step, shift: int, n: int) -> dict[str, tuple[IntArray, IntArray]]:
-    """Return pairs of arrays by name; two steps are equal, up to a shift of ranks, if each pair is equal.
+    """Return pairs of arrays by name; two steps are equal, up to a shift of ranks, if the arrays of each pair are.
 
     `shift` is the shift of ranks and `n` the number of ranks.
     """
     if isinstance(a, Fence) and isinstance(b, Fence):
-        # The leader (lowest rank) of a fence may be the same rank on both sides, as for a fence of all ranks.
+        # The leader (lowest rank) of a fence may be the same rank in both steps, as for a fence of all ranks.
         leader = np.where(a.leader == b.leader, a.leader, _add_shift(a.leader, shift, n))
         return {"the leader of its fence": (leader, b.leader)}
     if isinstance(a, Load) and isinstance(b, Load):

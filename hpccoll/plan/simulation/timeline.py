@@ -58,7 +58,7 @@ class Timeline:
     @property
     def duration_us(self) -> float:
         """The time at which the last slice (activity) ends, in microseconds."""
-        return max((each.start_us + each.duration_us for each in self.slices), default=0.0)
+        return max((shown.start_us + shown.duration_us for shown in self.slices), default=0.0)
 
 
 def build_round_timeline(plan: Plan) -> Timeline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.measure.display.table import format_title
@@ -36,7 +36,7 @@ _SHARED_RESOURCE = "check what the ranks share: cores (more ranks than cores?), 
 
 
 class Lag(NamedTuple):
-    """An implementation's median time divided by that of the fastest implementation at one message size.
+    """An implementation's median time divided by that of the implementation `fastest` at one message size.
 
     `ratio` has a confidence interval, and `nbytes` is the message size.
     """
@@ -51,8 +51,11 @@ class Lag(NamedTuple):
         return f"{self.ratio.value:.3g}x slower than {self.fastest.label}{size} {bounds}"
 
 
+Lags: TypeAlias = dict[Implementation, list[Lag]]  # each implementation's slowdowns against the fastest implementation
+
+
 def find_wrong_results(rows: Iterable[RunMeasurement]) -> Iterator[Finding]:
-    """Yield a finding per engine and algorithm with wrong results, and a note if results were not checked."""
+    """Yield a problem per operation, engine and algorithm with wrong results, and a note if results were unchecked."""
     kept = list(rows)
     wrong: dict[str, list[RunMeasurement]] = {}
     for measured in kept:
@@ -83,7 +86,7 @@ def find_slow_implementations(groups: Iterable[CurveGroup]) -> Iterator[Finding]
     for group in groups:
         if group.setting.ranks < 2:
             continue
-        lags: dict[Implementation, list[Lag]] = {}
+        lags: Lags = {}
         for case in group.cases:
             for implementation, lag in _compare_to_fastest(case):
                 lags.setdefault(implementation, []).append(lag)
@@ -114,48 +117,35 @@ def _select_far_behind(lags: Iterable[Lag], limit: float) -> list[Lag]:
 
 
 def _describe_lags(group: CurveGroup, lags: Sequence[Lag]) -> str:
-    """Return the evidence of a finding: operation and job size, and the first slowdowns of `lags`."""
+    """Return the evidence of a finding: the operation, the job size and the first slowdowns in `lags`."""
     return f"{format_title(group.setting)}, {group.place}: {'; '.join(map(str, lags[:_MAX_LISTED]))}"
 
 
-def _find_slow_auto(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
+def _find_slow_auto(group: CurveGroup, lags: Lags) -> Iterator[Finding]:
     """Yield findings if `auto` is far slower than the fastest implementation at some message size.
 
-    A warning compares `auto` with collectives that it can select, and a note with those of other engines. `lags` has
-    each implementation's slowdowns against the fastest.
+    A warning compares `auto` with collectives that it can select, and a note with those of other engines.
     """
-    for implementation, own in lags.items():
+    op, sizes = group.setting.op, len(group.sizes)
+    for own in (own for implementation, own in lags.items() if implementation.algorithm == "auto"):
         far = _select_far_behind(own, AUTO_LIMIT)
-        if implementation.algorithm == "auto" and far:
-            selectable = [lag for lag in far if lag.fastest.engine in _SELECTABLE]
-            yield from _find_untuned_auto(group, selectable)
-            yield from _find_faster_engine(group, [lag for lag in far if lag not in selectable])
+        selectable = [lag for lag in far if lag.fastest.engine in _SELECTABLE]
+        others = [lag for lag in far if lag not in selectable]
+        if selectable:
+            found = f"auto is slower than the fastest algorithm of {op} at {len(selectable)} of {sizes} sizes"
+            remedy = f"run hpccoll tune {op} under the same launcher; it measures and stores the fastest algorithms"
+            yield Finding("algorithm", Severity.WARNING, found, _describe_lags(group, selectable), remedy)
+        if others:
+            names = " or ".join(dict.fromkeys(lag.fastest.label for lag in others))
+            found = f"{names} is faster than auto at {len(others)} of {sizes} sizes of {op}"
+            remedy = (
+                f"call {op} of {names} where these sizes matter; auto selects among hpccoll's algorithms and MPI only"
+            )
+            yield Finding("engine", Severity.NOTE, found, _describe_lags(group, others), remedy)
 
 
-def _find_untuned_auto(group: CurveGroup, lags: Sequence[Lag]) -> Iterator[Finding]:
-    """Yield a warning if there are slowdowns `lags` of `auto` against collectives that it could have selected."""
-    if lags:
-        op = group.setting.op
-        found = f"auto is slower than the fastest algorithm of {op} at {len(lags)} of {len(group.sizes)} sizes"
-        remedy = f"run hpccoll tune {op} under the same launcher; it measures and stores the fastest algorithms"
-        yield Finding("algorithm", Severity.WARNING, found, _describe_lags(group, lags), remedy)
-
-
-def _find_faster_engine(group: CurveGroup, lags: Sequence[Lag]) -> Iterator[Finding]:
-    """Yield a note if there are slowdowns `lags` of `auto` against engines that it cannot select, such as NCCL."""
-    if lags:
-        op = group.setting.op
-        names = " or ".join(dict.fromkeys(lag.fastest.label for lag in lags))
-        found = f"{names} is faster than auto at {len(lags)} of {len(group.sizes)} sizes of {op}"
-        remedy = f"call {op} of {names} where these sizes matter; auto selects among hpccoll's algorithms and MPI only"
-        yield Finding("engine", Severity.NOTE, found, _describe_lags(group, lags), remedy)
-
-
-def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield a note for each MPI library whose own collective is far slower than the fastest at some message size.
-
-    `lags` has each implementation's slowdowns against the fastest.
-    """
+def _find_slow_mpi(group: CurveGroup, lags: Lags) -> Iterator[Finding]:
+    """Yield a note for each MPI library whose own collective is far slower than the fastest at some message size."""
     op = group.setting.op
     for implementation, own in lags.items():
         far = _select_far_behind(own, MPI_LIMIT)
@@ -171,11 +161,8 @@ def _find_slow_mpi(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> 
             yield Finding("engine", Severity.NOTE, found, _describe_lags(group, far), remedy)
 
 
-def _find_slow_algorithms(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield one note on all algorithms of hpccoll, except `auto`, that are far slower than the fastest at some size.
-
-    `lags` has each implementation's slowdowns against the fastest.
-    """
+def _find_slow_algorithms(group: CurveGroup, lags: Lags) -> Iterator[Finding]:
+    """Yield one note on all algorithms of hpccoll, except `auto`, that are far slower than the fastest at some size."""
     slow = _select_slowest(
         {name: own for name, own in lags.items() if name.engine == "hpccoll" and name.algorithm != "auto"}
     )
@@ -188,11 +175,8 @@ def _find_slow_algorithms(group: CurveGroup, lags: dict[Implementation, list[Lag
         yield Finding("algorithm", Severity.NOTE, found, evidence, remedy)
 
 
-def _find_slow_engines(group: CurveGroup, lags: dict[Implementation, list[Lag]]) -> Iterator[Finding]:
-    """Yield a note per engine, except hpccoll and MPI, that is far slower than the fastest at some size.
-
-    `lags` has each implementation's slowdowns against the fastest.
-    """
+def _find_slow_engines(group: CurveGroup, lags: Lags) -> Iterator[Finding]:
+    """Yield a note per engine, except hpccoll and MPI, that is far slower than the fastest at some size."""
     others = {name: own for name, own in lags.items() if name.engine not in _SELECTABLE}
     for _, name, lag in _select_slowest(others):
         limit = f"more than {ALGORITHM_LIMIT:.0f}x slower than the fastest"
@@ -202,8 +186,8 @@ def _find_slow_engines(group: CurveGroup, lags: dict[Implementation, list[Lag]])
         yield Finding("engine", Severity.NOTE, found, evidence, remedy)
 
 
-def _select_slowest(lags: dict[Implementation, list[Lag]]) -> list[tuple[float, Implementation, Lag]]:
-    """Return each implementation's largest slowdown if it exceeds ALGORITHM_LIMIT, the largest first.
+def _select_slowest(lags: Lags) -> list[tuple[float, Implementation, Lag]]:
+    """Return each implementation's largest slowdown if it exceeds ALGORITHM_LIMIT, in descending order of slowdown.
 
     Returns:
         The low end of the slowdown's interval, the implementation, and the slowdown.
@@ -214,7 +198,7 @@ def _select_slowest(lags: dict[Implementation, list[Lag]]) -> list[tuple[float, 
 
 
 def find_missed_bounds(groups: Iterable[CurveGroup], models: BoundModels) -> Iterator[Finding]:
-    """Yield a note per operation on several nodes if its fastest time for the largest message far exceeds the bound."""
+    """Yield a note per operation on several nodes whose fastest time for the largest message far exceeds its bound."""
     for group in groups:
         name = group.cases[-1].fastest if group.setting.nodes > 1 else None
         record = None if name is None else group.cases[-1].records[name]

@@ -53,9 +53,10 @@ def _relay_summary(run: RecordedRun, summary: Mapping[str, Any]) -> Iterator[Fin
 
 
 def relay_stragglers(results: Results) -> Iterator[Finding]:
-    """Yield a finding per run of `hpccoll barrier` on its late rank, or OK, and one per barrier that ranks left early.
+    """Yield findings on recorded runs of `hpccoll barrier`: late ranks, and barriers that let ranks leave too early.
 
-    A rank leaves a barrier early if it leaves before the last rank has entered.
+    Each run gives a warning that names its late rank, or a finding of severity OK. A barrier that a rank left before
+    the last rank had entered gives a finding of severity `problem` per arrival pattern.
     """
     for run, summary in results.barrier_summaries:
         evidence = f"{summary.reason} ({run.title})"

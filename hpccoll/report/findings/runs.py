@@ -12,7 +12,7 @@ from hpccoll.measure.display.table import PLACES
 from hpccoll.measure.workload import list_places
 from hpccoll.report.findings.noise import describe_row
 from hpccoll.report.load import RecordedRun, Results, RunMeasurement, get_list
-from hpccoll.units import format_count, format_size
+from hpccoll.units import format_count, format_list, format_size
 
 _RESUME = "run it again with --resume FILE, which keeps finished rows and measures only the missing ones"
 _BIND = "mpirun --bind-to core (Open MPI), mpirun -bind-to core (MPICH), or srun --cpu-bind=cores"
@@ -21,7 +21,7 @@ _MAX_LISTED = 4
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """The measurements that an `hpccoll bench` command asked for, to find those that a file lacks."""
+    """The operations, sizes and places (in place or not) that an `hpccoll bench` command was told to measure."""
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...]  # message sizes in bytes, before rounding to whole elements
@@ -76,8 +76,7 @@ def _find_missing_sizes(run: RecordedRun, request: BenchRequest, rows: Sequence[
     for op, in_place, nbytes in missing:
         sizes_by_case.setdefault((op, in_place), []).append(nbytes)
     cases = [
-        f"{op} {PLACES[in_place]} {', '.join(format_size(nbytes) for nbytes in sizes[:_MAX_LISTED])}"
-        + (f" and {len(sizes) - _MAX_LISTED} more sizes" if len(sizes) > _MAX_LISTED else "")
+        f"{op} {PLACES[in_place]} {format_list([format_size(nbytes) for nbytes in sizes], _MAX_LISTED)}"
         for (op, in_place), sizes in sizes_by_case.items()
     ]
     found = f"{run.title} was cut short: {len(missing)} sizes are missing"

@@ -9,12 +9,12 @@ needs the barrier of the hosts because a stream does not wait at all for an even
 
 Each rank has two CUDA events, one for even-numbered and one for odd-numbered stream fences. Stream fences are numbered
 together with the host barriers (`NodeBarrier`) that collectives in host memory pass. Two events per rank are enough,
-because a rank records the event of fence k again only for fence k + 2. Before fence k + 2, the rank has passed the host
-barrier of fence k + 1, which every rank enters after calling its waits of fence k. A later record of an event does not
-affect a wait that was called earlier. With a single event, a fast rank could record its event for fence k + 1 before a
-slow rank waits for fence k. With a single event, results would still be right, but work of the slow rank would wait for
-work that the fast rank queued after fence k. Source: CUDA Runtime API, "Event Management", cudaEventRecord and
-cudaStreamWaitEvent; "Device Management", IPC.
+because a rank records the event of fence k again only for fence k + 2. Before fence k + 2, a rank has passed the host
+barrier of fence k + 1, which every rank enters only after it has called cudaStreamWaitEvent for the events of fence k.
+Recording an event again does not affect a wait for this event that was called before. With a single event per rank, a
+fast rank could record its event for fence k + 1 before a slow rank waits for fence k. Results would still be right with
+a single event per rank, but work of a slow rank would wait for work that a fast rank queued after the fence. Source:
+CUDA Runtime API, "Event Management", cudaEventRecord and cudaStreamWaitEvent; "Device Management", IPC.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from typing import Any, Final
 
 from mpi4py import MPI
 
+from hpccoll.arrays import FlatArray
+from hpccoll.arrays.interface import ExternalMemory
 from hpccoll.errors import UnavailableError
 from hpccoll.native import NodeBarrier
 from hpccoll.runtime.agreement import gather_or_raise, run_or_raise, wait_for_ranks
-from hpccoll.runtime.arrays import FlatArray
-from hpccoll.runtime.arrays.interface import ExternalMemory
 from hpccoll.runtime.cuda.ipc import SLOTS, CudaRuntime, IpcCloseCounters, defer_free, free_ready
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.segment import map_segment, words
@@ -47,7 +47,7 @@ _REMEDY: Final = (
 
 
 class StreamFences:
-    """Barriers of the ranks' CUDA streams; the module's docstring explains them.
+    """Barriers of the work that the ranks of a node have queued on their CUDA streams; the hosts do not wait for it.
 
     `own` holds this rank's two CUDA events, for even-numbered and odd-numbered fences; `theirs` holds the two events of
     each other rank.
@@ -72,7 +72,10 @@ class StreamFences:
         self._wait_for_others(turn, stream)
 
     def enter(self, stream: int, entry: int, source: int, result: int) -> bool | None:
-        """Run the fence at the beginning of a collective; arguments and result are those of `NodeBarrier.enter`."""
+        """Run the fence at the beginning of a collective, with the arguments of `NodeBarrier.enter`.
+
+        Return whether all ranks' buffers can be accessed in place; None if the ranks called different collectives.
+        """
         turn = self._barrier.parity
         self._cuda.record_event(self._own[turn], stream)
         direct = self._barrier.enter(entry, source, result)
@@ -80,7 +83,7 @@ class StreamFences:
         return direct
 
     def _wait_for_others(self, turn: int, stream: int) -> None:
-        """Make later work on `stream` wait for the other ranks' events of fence number `turn`."""
+        """Make later work on `stream` wait for the other ranks' events of even (`turn` 0) or odd (1) fences."""
         for event in self._theirs[turn]:
             self._cuda.stream_wait_event(event, stream)
 
@@ -100,7 +103,7 @@ def _destroy_events(cuda: CudaRuntime, events: Sequence[int]) -> None:
 def _hold(address: int, nbytes: int) -> ExternalMemory:
     """Return an object for device memory of this rank, or of another rank mapped by IPC.
 
-    The memory is released with the last reference to the object.
+    The caller arranges that the memory is released with the last reference to the object.
     """
     return ExternalMemory("__cuda_array_interface__", address, nbytes)
 
@@ -187,7 +190,10 @@ class SharedDeviceMemory:
         defer_free(is_closed, partial(_destroy_events, self.cuda, self._events))
 
     def _allocate_shared(self, nbytes: int) -> tuple[ExternalMemory, list[ExternalMemory]]:
-        """Allocate this rank's memory and map the other ranks' memory; all ranks undo both on an error. Collective."""
+        """Allocate this rank's memory, map the memory of each other rank, and return both. Collective.
+
+        If an error occurs on a rank, all ranks release the memory and raise UnavailableError.
+        """
         own: list[ExternalMemory] = []
         mappings: list[ExternalMemory] = []
         try:
@@ -231,7 +237,7 @@ class SharedDeviceMemory:
         return tuple(map(self.cuda.export_event, self._events))
 
     def _close_when_unused(self, number: int, mappings: Sequence[ExternalMemory]) -> None:
-        """Unmap each of a buffer's mappings once it is unreferenced; after the last one, count the buffer as closed."""
+        """Unmap each mapping of a buffer once it is unreferenced; after the last one, count the buffer as closed."""
         left = len(mappings)
 
         def close(address: int) -> None:

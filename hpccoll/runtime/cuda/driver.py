@@ -15,6 +15,11 @@ _DISABLE_TIMING, _INTERPROCESS = 2, 4  # CU_EVENT_DISABLE_TIMING, CU_EVENT_INTER
 HANDLE_NBYTES = 64  # CU_IPC_HANDLE_SIZE
 
 
+def format_cuda_version(number: int) -> str:
+    """Return a version number of CUDA's interfaces as text, such as `12.9` for 12090."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 class _IpcHandle(ctypes.Structure):
     """The driver's types `CUipcMemHandle` and `CUipcEventHandle`, structures because the driver takes them by value."""
 

@@ -4,7 +4,7 @@ A collective starts with a barrier of the hosts, in which the ranks exchange the
 barrier, each rank queues kernels and fences without waiting for its device. Every buffer that other ranks access must
 be symmetric (made by `cupy_empty` or `torch_empty`). Every call looks up the current stream of CuPy or torch.
 
-Cost: at most one kernel launch for each chain of reduces between two fences (see `fuse`), and for each fence an event
+Cost: at most one kernel launch for each chain of reduces between two fences (see `fuse`). Each fence costs an event
 record, a barrier of the node's ranks, and a stream wait for each other rank.
 """
 
@@ -16,9 +16,9 @@ from typing import NoReturn
 
 import numpy as np
 
+from hpccoll.arrays import FUNCTIONS, BoundCall, FlatArray, Scratch
 from hpccoll.errors import UsageError
 from hpccoll.runtime.address_space import AddressSpace
-from hpccoll.runtime.arrays import FUNCTIONS, BoundCall, FlatArray, ScratchPool
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.cuda.device import SharedDeviceMemory
 from hpccoll.runtime.cuda.fuse import KernelLaunch, address_range, plan_launches
@@ -26,9 +26,8 @@ from hpccoll.runtime.cuda.ipc import CudaRuntime
 from hpccoll.runtime.cuda.kernels import THREADS, KernelSpec, round_up_rows
 from hpccoll.runtime.node_memory.node import compute_fingerprint
 from hpccoll.runtime.node_memory.node_barrier import DIRECT
-from hpccoll.runtime.plan_executable import Context, PlanExecutable
+from hpccoll.runtime.plan_executable import PlanContext, PlanExecutable
 from hpccoll.runtime.shared_memory.access import add_peer_buffers, can_access_in_place, local_instructions
-from hpccoll.selection import Selection
 
 BLOCKS_PER_PROCESSOR = 2048 // THREADS  # as many threads as a multiprocessor holds at once
 
@@ -38,12 +37,10 @@ class DeviceExecutable(PlanExecutable):
 
     __slots__ = ("_entry", "_facts", "_in_place_everywhere", "_kept_scratch", "_location", "_locations", "_queued")
 
-    def __init__(
-        self, context: Context, call: CollectiveCall, selection: Selection, scratch: ScratchPool | None = None
-    ) -> None:
-        super().__init__(context, call, selection, scratch)
+    def __init__(self, context: PlanContext, call: CollectiveCall, scratch: Scratch | None = None) -> None:
+        super().__init__(context, call, scratch)
         symmetric, call = context.node.symmetric, self._call
-        self._facts = self._kind.get_compared_arguments()
+        self._facts = self._kind.compared_arguments
         self._entry = compute_fingerprint(self._facts)
         self._location = symmetric.locate(call.source), symmetric.locate(call.result)
         self._in_place_everywhere = can_access_in_place(context.node, self._lower(), call)
@@ -129,7 +126,7 @@ class DeviceExecutable(PlanExecutable):
 
 
 def bind_launch(launch: KernelLaunch, cuda: CudaRuntime) -> Callable[[int], object]:
-    """Compile a launch's kernel, and return the call that queues it on a stream."""
+    """Compile a launch's kernel, and return a function that queues it on a stream, given the stream's handle."""
     chain, count = launch.chain, len(launch.rows)
     kernel = KernelSpec(chain, launch.width, round_up_rows(chain, count))
     function = cuda.compile_kernel(kernel)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hpccoll.runtime.arrays import DType
+from hpccoll.arrays import DType
+from hpccoll.lowering import LocalInstruction, MemoryRange, NodeFence
 from hpccoll.runtime.cuda.kernels import WIDEST, FusedChain
-from hpccoll.runtime.lowering import LocalInstruction, MemoryRange, NodeFence
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _FusionGroup:
         return self.registers[operand]
 
     def can_add(self, operands: Sequence[range], out: range, nbytes: int) -> bool:
-        """Whether an instruction can be fused with this group: they share a range, and overlapping ranges are equal."""
+        """Whether an instruction can join this group: equal sizes, a common range, and overlapping ranges are equal."""
         if nbytes != self.nbytes:
             return False
         known = (*self.loads, *self.stores)
@@ -74,7 +74,7 @@ class _FusionGroup:
         return written or any(_overlap(load, other) for load in self.loads for other in stores)
 
     def make_chain(self, dtype: DType) -> FusedChain:
-        """Return the instructions on registers instead of addresses; elements are bytes if there is no reduction."""
+        """Return this group as a `FusedChain` on registers, not addresses; a chain without reductions copies bytes."""
         count = len(self.loads)
 
         def to_chain_number(register: int) -> int:
@@ -87,7 +87,7 @@ class _FusionGroup:
 
 
 def address_range(address: int, nbytes: int) -> range:
-    """Return the addresses of `nbytes` bytes from `address` on."""
+    """Return a `range` with the addresses of `nbytes` bytes from `address` on."""
     return range(address, address + nbytes)
 
 
@@ -127,8 +127,9 @@ def plan_launches(
 def _add_to_group(groups: list[_FusionGroup], ranges: Sequence[range], function: str) -> None:
     """Add an instruction to the latest fusion group that it can join without changing the result, else to a new group.
 
-    An instruction joins a fusion group only if running it before all later groups does not change the result. The last
-    of `ranges` is the instruction's output.
+    An instruction can join a group if `can_add` accepts it, and running it before all later groups does not change the
+    result. `ranges` has the addresses of the operands, then those of the output; `function` is NumPy's name of the
+    reduction.
     """
     *operands, out = ranges
     for group in reversed(groups):

@@ -4,8 +4,8 @@ CUDA IPC can share cudaMalloc memory only, not memory from CuPy's pool or cudaMa
 together in blocks of 2 MiB, and IPC shares whole blocks. `allocate` therefore rounds sizes up to whole blocks of 2 MiB.
 
 Freeing memory that another process still has mapped is undefined behaviour. `defer_free` therefore frees an allocation
-whose last array is gone only once every other rank has closed its mapping.
-Source: CUDA Runtime API, "Device Management", cudaIpcGetMemHandle, cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
+whose last array is gone only once every other rank has closed its mapping. Source: CUDA Runtime API, "Device
+Management", cudaIpcGetMemHandle, cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from hpccoll.arrays import FlatArray
 from hpccoll.errors import UnavailableError
 from hpccoll.optional_packages import format_install_command
-from hpccoll.runtime.arrays import FlatArray
 from hpccoll.runtime.cuda.kernels import OPTIONS, THREADS, KernelSpec, generate_source
 
 BLOCK: Final = 2 * 2**20  # bytes of CUDA's allocation blocks

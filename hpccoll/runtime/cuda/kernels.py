@@ -3,7 +3,7 @@
 The source also compiles as plain C++, where `run_on_host` does the work of the device's threads. Tests without a GPU
 can therefore compare a kernel's arithmetic with NumPy's.
 
-A kernel reduces in the plan's order and rounds after every reduction, as `replay` does, so both results are bit-equal.
+A kernel reduces in the plan's order and rounds after every reduction, as `plan.replay` does, so both are bit-equal.
 Float16 and bfloat16 are reduced in float32 and rounded to nearest even after each step. Minimum and maximum return NaN
 if either operand is NaN; of +0 and -0 they return what NumPy returns: the left operand for float16, the right one for
 all other types. Complex products are computed as in NumPy: real = fma(a.re, b.re, -(a.im b.im)), imaginary =
@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hpccoll.runtime.arrays import get_dtype
+from hpccoll.arrays import get_dtype
 
 THREADS: Final = 256  # per CUDA block
 WIDEST: Final = 16  # bytes per access
@@ -73,7 +73,7 @@ class FusedChain:
 class KernelSpec:
     """A kernel to compile: runs a chain (fused instructions) on up to `rows` rows, in accesses of `width` bytes.
 
-    A row has the addresses of the operands of one run of the chain.
+    Each row holds the addresses that one run of the chain loads from and stores to.
     """
 
     chain: FusedChain
@@ -100,8 +100,8 @@ def generate_source(kernel: KernelSpec) -> str:
     """Return the C++ source of a kernel named `fused`; its parameter is an array of rows (the addresses of a chain).
 
     CUDA block (x, y) works on row y (the addresses of one chain); all blocks with the same y share the row. A row
-    consists of 64-bit words: the addresses to load from, the addresses to store to, then the number of elements before
-    the first whole unit, of whole units, and of elements after the last whole unit.
+    consists of 64-bit words: the addresses to load from, the addresses to store to, then three numbers: elements before
+    the first whole unit, whole units, and elements after the last whole unit.
     """
     chain = kernel.chain
     small = min(kernel.width, get_dtype(chain.dtype).itemsize)
@@ -125,7 +125,7 @@ def generate_source(kernel: KernelSpec) -> str:
 
 
 def _body(chain: FusedChain) -> str:
-    """Return C++ code to load, reduce and store elements. All loads precede all stores, which may change operands."""
+    """Return C++ code to load, reduce and store elements. Loads come first, because stores may change operands."""
     registers = chain.loads + len(chain.reduces)
     lines = [f"    Unit<W, BYTES, U> {', '.join(f'r{i}' for i in range(registers))};"]
     lines += [f"    r{i}.load(row[{i}] + at, stride);" for i in range(chain.loads)]
@@ -154,7 +154,10 @@ def _reduction(chain: FusedChain) -> str:
 
 
 def _arithmetic(function: str, left: str, right: str, *, ties_left: bool) -> str:
-    """Return the C++ expression that reduces the floats `left` and `right`; min and max yield variable `a` or `b`."""
+    """Return the C++ expression that reduces the floats `left` and `right`; min and max yield variable `a` or `b`.
+
+    `ties_left` is whether min and max yield the left one of two equal operands.
+    """
     if function in _SIGNS:
         return f"{left} {_SIGNS[function]} {right}"
     sign = _ORDER[function] + ("=" if ties_left else "")

@@ -1,8 +1,8 @@
 """Tests whether the MPI library accepts device memory, one operation at a time.
 
-MPI libraries have claimed CUDA support that they lack and denied support that they have. A library without CUDA support
-crashes on a device pointer. Each operation is therefore tested in a separate MPI job, which may crash or hang. The
-command of each process is `python -m hpccoll.runtime.cuda.probe OPERATION device|host FIRST`.
+MPI libraries have claimed CUDA support that they lack and denied support that they have. An MPI library without CUDA
+support crashes on a device pointer. Each operation is tested in a separate MPI job, because the test may crash or hang.
+The command of each process is `python -m hpccoll.runtime.cuda.probe OPERATION device|host FIRST`.
 
 Rank r of the job uses device number FIRST + r. With the argument `host`, the probe uses host memory and needs no GPU.
 Device buffers are allocated by cuMemAlloc and passed to MPI by address, so neither torch nor CuPy is needed. A probe of
@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from hpccoll.processes.command import CommandResult, run_command, run_python, standalone_mpi_environment
 from hpccoll.runtime import job
-from hpccoll.runtime.command import CommandResult, run_command, run_python, standalone_mpi_environment
 from hpccoll.runtime.cuda.driver import CudaDriver
 
 COUNTS = (16, 2**18)  # elements of 4 bytes: MPI libraries send short and long messages by different protocols
@@ -76,8 +76,8 @@ def probe_operation(
 ) -> CommandResult:
     """Run an operation of OPERATIONS on device or host memory in a separate MPI job, and return how the job ended.
 
-    `mpirun` starts a job of two ranks; None starts one process, a job of one rank. Rank 0 uses device number `device`.
-    The job is killed after `limit_s` seconds.
+    `mpirun` is the command that starts a job of two ranks; None starts one process, a job of one rank. Rank 0 uses
+    device number `device`. The job is killed after `limit_s` seconds.
     """
     arguments = ["-m", "hpccoll.runtime.cuda.probe", operation, memory, str(device)]
     with standalone_mpi_environment() as environ:
@@ -103,9 +103,9 @@ def _allow_any_slots() -> dict[str, str]:
 
 
 def _open_memory(where: str, number: int) -> tuple[Callable[..., int], Callable[..., object], Callable[..., bytes]]:
-    """Return functions that allocate, write and read memory by address: on the host, or on a GPU.
+    """Return functions that allocate, write and read memory: on a GPU if `where` is `device`, else on the host.
 
-    `number` modulo the number of GPUs is the GPU's number.
+    The GPU has the number `number` modulo the number of GPUs.
     """
     if where == "device":
         driver = CudaDriver(number % max(1, CudaDriver(device=None).count_devices()))
@@ -204,7 +204,7 @@ def run_operation(operation: str, where: str, first: int = 0) -> str:
 
 
 def _to_float32(values: list[float]) -> bytes:
-    """Return numbers as the bytes of an array of float32."""
+    """Convert numbers to float32, and return them as bytes."""
     return array("f", values).tobytes()
 
 

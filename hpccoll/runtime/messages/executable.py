@@ -1,8 +1,8 @@
 """Plans of messages on given buffers in device memory: run once, or bound to persistent requests and run many times.
 
-Bound and unbound runs take the same calls from one generator, `message_calls`. A bound executable has collected the
-calls into a tuple, so a run only makes them. Calls on new arrays and asynchronous operations are not bound: they post
-each message when the run reaches it.
+Bound and unbound runs take the same calls from one generator, `message_calls`. A bound executable keeps its calls in a
+tuple, so a run only makes these calls. Calls on new arrays and asynchronous operations are not bound: they post each
+message when the run reaches it.
 
 Kernels and copies on device memory are queued on the current stream, which MPI does not know. If work is queued, the
 stream is synchronised before a message starts, because queued kernels may still write the data to send or read the
@@ -18,14 +18,13 @@ from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
+from hpccoll.arrays import ArrayModule, BoundCall, FlatArray, Scratch, run_all
+from hpccoll.lowering import Copy, Program, Receive, Reduce, Send, Wait
 from hpccoll.runtime.address_space import AddressSpace
-from hpccoll.runtime.arrays import ArrayModule, BoundCall, FlatArray, ScratchPool, run_all
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.lowering import Copy, Program, Receive, Reduce, Send, Wait
-from hpccoll.runtime.plan_executable import BLOCKING_TAG, Context, PlanExecutable
+from hpccoll.runtime.plan_executable import BLOCKING_TAG, PlanContext, PlanExecutable
 from hpccoll.runtime.progress import InFlight
 from hpccoll.runtime.work import explain_mpi_error
-from hpccoll.selection import Selection
 
 # The number of an instruction, a call that carries out a part of it, and the request for which the call waits or None.
 MessageStep: TypeAlias = tuple[int, BoundCall, MPI.Request | None]
@@ -39,7 +38,7 @@ class PinnedMemory:
         self._memories = [module.empty_pinned(0)]  # the latest is in use; queued copies may still read the others
 
     def take(self, nbytes: int) -> Any:
-        """Return `nbytes` bytes for a message; allocates new memory if too little is left."""
+        """Return an array of `nbytes` bytes of pinned memory for a message; allocate more if too little is left."""
         size = len(self._memories[-1])
         if self._used + nbytes > size:
             self._memories.append(self._module.empty_pinned(max(nbytes, 2 * size)))
@@ -58,9 +57,9 @@ class PinnedMemory:
 def message_calls(
     program: Program, space: AddressSpace, comm: MPI.Intracomm, tag: int, *, persistent: bool, pinned: bool
 ) -> Iterator[MessageStep]:
-    """Yield the calls that carry out a program; if `pinned`, messages pass through pinned host memory.
+    """Yield the calls of a program as tuples: the instruction's number, a function, a request to wait for or None.
 
-    If `persistent`, the calls start persistent requests, and can be made many times; else each must be made at once.
+    If `persistent`, the calls can be repeated; else each must be made at once. If `pinned`, messages use pinned memory.
     """
     module, staging = space.module, PinnedMemory(space.module) if pinned else None
     send, receive = (comm.Send_init, comm.Recv_init) if persistent else (comm.Isend, comm.Irecv)
@@ -97,7 +96,7 @@ def message_calls(
 
 
 def bind_local(step: Reduce | Copy, space: AddressSpace) -> BoundCall:
-    """Return the call that carries out a reduce or copy on this rank's memory."""
+    """Return a function that carries out a reduce or copy on this rank's memory."""
     if isinstance(step, Copy):
         return space.module.bind_copy(space.view(step.out), space.view(step.source))
     return space.module.bind_reduce(space.reduce_function, *map(space.view, (step.left, step.right, step.out)))
@@ -110,16 +109,15 @@ class MessageExecutable(PlanExecutable):
 
     def __init__(
         self,
-        context: Context,
+        context: PlanContext,
         call: CollectiveCall,
-        selection: Selection,
-        scratch: ScratchPool | None = None,
+        scratch: Scratch | None = None,
         tag: int = BLOCKING_TAG,
     ) -> None:
         module = call.module
         if call.operation.reduces:
             module.require_reduction(call.reduction.function, call.dtype)
-        super().__init__(context, call, selection, scratch)
+        super().__init__(context, call, scratch)
         if module.on_device and self._after:
             self._after = (*self._after, module.synchronize)
         self._program = program = self._lower()
@@ -184,13 +182,13 @@ class MessageExecutable(PlanExecutable):
 
 
 class MessageRun(InFlight):
-    """One run of a plan of messages in flight, without persistent requests.
+    """A run in flight of a plan of messages, without persistent requests.
 
     Each part of a run is ordered after the previous part, even if the user has changed the CUDA stream in between.
 
     Args:
         steps: the calls of the run, from `message_calls`.
-        after: calls to make in the end.
+        after: functions to call at the end of the run.
         module: the array module of the memory.
     """
 

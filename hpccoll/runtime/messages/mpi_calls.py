@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll.arrays import Combine, DType, Reduction, combine_into
 from hpccoll.errors import ReductionError
 from hpccoll.plan import Count, Operation
-from hpccoll.runtime.arrays import Combine, DType, Reduction, combine_into
 
 OPS = {"sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 # MPI has only logical operations on booleans: logical "and" computes the minimum, "or" the maximum.
@@ -53,7 +53,7 @@ UNEVEN_METHODS = {
 
 
 def explain_refusal(operation: Operation, dtype: DType, reduction: Reduction) -> str:
-    """Return why the MPI library's result may differ from hpccoll's by more than rounding; empty if it cannot.
+    """Return why the MPI library's result may differ from hpccoll's by more than rounding; "" if it cannot differ.
 
     Open MPI saturates sums of 8-bit and 16-bit integers (its issue 8045, which will not be fixed).
     """
@@ -76,7 +76,7 @@ def explain_refusal(operation: Operation, dtype: DType, reduction: Reduction) ->
 def get_datatype(operation: Operation, dtype: DType, reduction: Reduction | None = None) -> MPI.Datatype:
     """Return the MPI datatype of an operation's elements; DATATYPE_NULL if the library does not have it.
 
-    For a reduction by a user's function, the datatype only has the size of the elements.
+    For a reduction by a user's function, the datatype matches the elements in size only.
     """
     computes = operation.reduces and (reduction is None or reduction.combine is None)
     datatype: MPI.Datatype = getattr(MPI, DATATYPES[dtype.name] if computes else MOVED_AS[dtype.itemsize])
@@ -133,10 +133,11 @@ def get_method(operation: Operation, count: Count) -> str:
 
 
 def find_own_block(count: Count, itemsize: int, rank: int) -> tuple[int, int, int] | None:
-    """Return this rank's block for itself in an uneven exchange, if hpccoll should copy it.
+    """Return the block that this rank sends to itself in an all_to_all of unequal blocks, if hpccoll should copy it.
 
-    MPICH moves the block of a rank for itself through shared memory, which takes several times as long as a copy. No
-    other rank depends on who copies the block, so each rank decides by itself.
+    MPICH moves the block of a rank for itself through shared memory, which takes several times as long as a copy. Each
+    rank decides by itself whether hpccoll or MPI copies the rank's own block, because no other rank depends on the
+    decision.
 
     Returns:
         The offsets of the block in input and output, and its size, in bytes; None for fewer than `LEAST_OWN_BYTES`.

@@ -1,14 +1,14 @@
 """Collectives of the MPI library itself, the only executables that do not run a plan of hpccoll.
 
 MPI matches blocking and non-blocking collectives only with their own kind (MPI 4.1, 6.12), so all ranks must choose the
-same form. The choice of form therefore depends on nothing that may differ between ranks, such as whether a buffer was
-used before or whether an asynchronous operation is still in flight.
+same form. The choice between the blocking and the non-blocking form depends on nothing that may differ between ranks,
+such as whether a buffer was used before or whether an asynchronous operation is still in flight.
 
 Until the first asynchronous operation of a communicator, all ranks use the blocking form. From the first asynchronous
-operation on, all ranks use the non-blocking form, tested in turn with other operations. Plans in flight on other
-communicators do not change the form, because only some ranks may have them. While plans are in flight, the blocking
-form runs in a thread (`Progress.call`), and the calling thread advances the plans. Collectives on device memory always
-use the blocking form.
+operation on, all ranks use the non-blocking form, and test its request in turn with the requests of other operations.
+Plans in flight on other communicators do not change the form, because only some ranks may have them. While plans are in
+flight, the blocking form runs in a thread (`Progress.call`), and the calling thread advances the plans. Collectives on
+device memory always use the blocking form.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import TypeAlias
 
 from mpi4py import MPI
 
+from hpccoll.arrays import BoundCall, run_all
 from hpccoll.errors import UnavailableError
 from hpccoll.plan import Operation
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
-from hpccoll.runtime.arrays import BoundCall, run_all
 from hpccoll.runtime.collective_call import CollectiveCall, bind_epilogue, bind_prologue
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.messages.library_call import MOST_ELEMENTS, LibraryCall
@@ -33,7 +33,7 @@ from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.work import MpiTransfer
 
-# A call with the buffers that MPI gets, its kind, the addresses of input and output, local work before and after it.
+# A call with the buffers that MPI gets, its `LibraryCall`, addresses of input and output, functions before and after.
 TranslatedCall: TypeAlias = tuple[
     CollectiveCall, LibraryCall, tuple[int, int], tuple[BoundCall, ...], tuple[BoundCall, ...]
 ]
@@ -44,9 +44,9 @@ class LibraryExecutable(Executable):
 
     __slots__ = ("_run",)
 
-    def __init__(self, library: MpiCollectives, call: CollectiveCall) -> None:
+    def __init__(self, run: BoundCall) -> None:
         super().__init__()
-        self._run: BoundCall = library.bind_run(call)
+        self._run = run
 
     def run(self) -> None:
         """Run the collective once, and return when this rank's part is done."""
@@ -83,15 +83,16 @@ class MpiCollectives:
         self.ops = UserOps()
 
     def can_run(self, call: CollectiveCall, *, asynchronous: bool = False) -> bool:
-        """Whether the library can run a call with the result that hpccoll promises; see `explain_refusal`."""
+        """Whether the MPI library can run a call with the result that hpccoll promises; see `explain_refusal`."""
         return not self.explain_refusal(call, asynchronous=asynchronous)
 
     def explain_refusal(self, call: CollectiveCall, *, asynchronous: bool = False) -> str:
-        """Return why the library cannot run a call with the result that hpccoll promises; the same on every rank.
+        """Return why the MPI library cannot run a call with the result that hpccoll promises; the same on every rank.
 
-        The reason is empty if the library can. Asynchronous calls on device memory are refused, because Open MPI lacks
-        non-blocking reductions of device memory. A blocking call on device memory starts probe processes when first
-        asked about, and waits for them and for the other ranks. Collective.
+        An empty string means that the library can run the call. Asynchronous calls on device memory are refused,
+        because Open MPI lacks non-blocking reductions of device memory. When this method is first asked about a
+        blocking call on device memory, it starts processes that test the MPI library, and waits for them and for the
+        other ranks. Collective.
         """
         if self.state.survives:  # seen with Open MPI 5.0.11: MPI_Allgather without an error, and with wrong data
             return "MPI's collectives may return wrong data without an error when a rank dies"
@@ -113,16 +114,15 @@ class MpiCollectives:
         return "it has no asynchronous collectives on device memory" if asynchronous else ""
 
     def bind(self, call: CollectiveCall) -> LibraryExecutable:
-        """Return an executable that runs a collective any number of times; `can_run(call)` must be true."""
-        return LibraryExecutable(self, call)
+        """Return an executable that runs a collective any number of times, and keeps its buffers alive.
+
+        `can_run(call)` must be true.
+        """
+        return LibraryExecutable(partial(self._run, self._translate(call)))
 
     def run(self, call: CollectiveCall) -> None:
         """Run a collective once and return when this rank's part is done; `can_run(call)` must be true."""
         self._run(self._translate(call))
-
-    def bind_run(self, call: CollectiveCall) -> BoundCall:
-        """Return a function that runs a collective on the buffers of `call`, and keeps them alive."""
-        return partial(self._run, self._translate(call))
 
     def _run(self, translated: TranslatedCall) -> None:
         """Run a collective and the local work before and after it."""
@@ -142,7 +142,7 @@ class MpiCollectives:
             step()
 
     def start(self, call: CollectiveCall) -> MpiTransfer:
-        """Start a collective and return at once; `can_run(call)` must be true."""
+        """Start a collective and return the operation in flight; `can_run(call)` must be true."""
         self.use_non_blocking()
         call, kind, addresses, before, after = self._translate(call)
         run_all(before)
@@ -153,16 +153,15 @@ class MpiCollectives:
         self.uses_non_blocking = True
 
     def _translate(self, call: CollectiveCall) -> TranslatedCall:
-        """Return what carries out a call; allocates memory if MPI cannot use the user's memory."""
-        call, before, in_place = bind_prologue(call, self.comm.rank)
+        """Return the `TranslatedCall` that carries out a call; allocate memory if MPI cannot use the user's memory."""
+        call, before = bind_prologue(call)
         after, module, source, result = bind_epilogue(call, self.comm.size), call.module, call.source, call.result
-        if call.operation is Operation.REDUCE_SCATTER and in_place and source and result:
+        if call.operation is Operation.REDUCE_SCATTER and call.in_place and source and result:
             # `block` receives the result, which MPI's reduce_scatter in place would write to the front of the input.
             block = module.empty(result.count, call.dtype)
             after = (module.bind_copy(result.flat, block), *after)
             result = replace(result, flat=block, address=module.get_address(block))
-            call, in_place = replace(call, result=result), False
+            call = replace(call, result=result, in_place=False)
         if module.on_device:
             before = (*before, module.synchronize)
-        addresses = source.address if source else 0, result.address if result else 0
-        return call, LibraryCall(self, call, in_place=in_place), addresses, before, after
+        return call, LibraryCall(self, call), call.addresses, before, after

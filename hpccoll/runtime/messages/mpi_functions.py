@@ -1,4 +1,4 @@
-"""The functions of the loaded MPI library that native code calls, found by their names; there is no mpi.h."""
+"""Looks up, by name and without mpi.h, the functions of the loaded MPI library that native code calls."""
 
 from __future__ import annotations
 
@@ -10,28 +10,34 @@ from typing import Any, Final, NoReturn
 
 from mpi4py import MPI
 
-from hpccoll.errors import UnavailableError
+from hpccoll.errors import DEBUG_HINT, CommunicationError, UnavailableError
 from hpccoll.native import MpiFunctions
-from hpccoll.runtime.progress import POLLED_TAG
+from hpccoll.runtime.backoff import POLLED_TAG
 from hpccoll.runtime.work import explain_mpi_error
 
 _NAMES: Final = "MPI_Isend", "MPI_Irecv", "MPI_Isend_c", "MPI_Irecv_c", "MPI_Test", "MPI_Iprobe", "MPI_Get_count"
+_SHORT_MESSAGE: Final = -1  # SHORT_MESSAGE of native/messages.h
 
 
 def _raise_error(name: str, code: int) -> NoReturn:
-    """Raise the error for a collective that MPI refused; `code` is MPI's error code."""
+    """Raise the error for a failed collective; `code` is MPI's error code, or _SHORT_MESSAGE."""
+    if code == _SHORT_MESSAGE:
+        raise CommunicationError(
+            f"{name} failed: a message of another rank is shorter than expected; do the sizes agree on all ranks? "
+            f"{DEBUG_HINT}"
+        )
     raise explain_mpi_error(MPI.Exception(code), name) from None
 
 
 @cache
 def get_mpi_functions(raise_error: Callable[[str, int], object] = _raise_error) -> MpiFunctions:
-    """Return the functions of the MPI library that mpi4py has loaded.
+    """Return the functions of the MPI library that mpi4py has loaded, as the extension's `MpiFunctions`.
 
     Args:
         raise_error: raises the error for the name of a collective and an error code of MPI.
 
     Raises:
-        UnavailableError: the library does not export the functions.
+        UnavailableError: the MPI library does not export the functions.
     """
     library = ctypes.CDLL(MPI.__file__)  # its symbols include those of the MPI library
     addresses = [_find_address(library, name) for name in _NAMES]
@@ -57,7 +63,7 @@ def find_function(name: str) -> int:
 
 
 def _find_source_offset() -> int:
-    """Return where a status of this MPI library has the rank of the sender, in bytes."""
+    """Return the byte offset of the sender's rank in this MPI library's MPI_Status."""
     rank, status = 0x12345678, MPI.Status()
     status.Set_source(rank)
     content = ctypes.string_at(MPI._addressof(status), MPI._sizeof(status))  # noqa: SLF001 - documented by mpi4py

@@ -6,51 +6,55 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+from hpccoll.arrays import BoundCall, Scratch, run_all, take_scratch
+from hpccoll.lowering.native_rows import make_locate, make_rows
 from hpccoll.native import MemoryTable, MessageCall, Program
-from hpccoll.runtime.arrays import BoundCall, ScratchPool, run_all
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.instructions import make_locate, make_rows
 from hpccoll.runtime.messages.executable import MessageExecutable
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
 from hpccoll.runtime.native_plan import NativeExecutable, make_program
 from hpccoll.runtime.plain_arrays import get_address
-from hpccoll.runtime.plan_executable import BLOCKING_TAG, Context, PlanKind
+from hpccoll.runtime.plan_executable import BLOCKING_TAG, PlanContext
 from hpccoll.runtime.progress import InFlight
 from hpccoll.runtime.queued_run import NativeRun
-from hpccoll.selection import Selection
 
 
 class NativeMessageExecutable(NativeExecutable):
     """A plan of messages on given host buffers; asynchronous runs have the tag `tag`."""
 
-    __slots__ = ("_call_by_call", "_selection", "_tag")
+    __slots__ = ("_call_by_call", "_tag")
 
-    def __init__(self, context: Context, call: CollectiveCall, selection: Selection, tag: int = BLOCKING_TAG) -> None:
-        super().__init__(context, call, selection)
-        self._tag, self._selection, self._call_by_call = tag, selection, cast("MessageExecutable | None", None)
+    def __init__(self, context: PlanContext, call: CollectiveCall, tag: int = BLOCKING_TAG) -> None:
+        super().__init__(context, call)
+        self._tag, self._call_by_call = tag, cast("MessageExecutable | None", None)
 
     @property
     def calls(self) -> tuple[BoundCall, ...]:
-        """The calls of the plan in Python, to time one by one; they send the same messages in the same order."""
+        """The plan's calls made from Python, for timing one by one; they send the same messages as the native call."""
         if self._call_by_call is None:
             self._require_live()
-            self._call_by_call = MessageExecutable(self._context, self._call, self._selection)
+            self._call_by_call = MessageExecutable(self._context, self._call)
             self._call_by_call.bind()
         return self._call_by_call.calls
 
     def _find_native(self) -> MessageCall:
-        """Return the native call of this kind."""
-        return get_message_call(self._kind)
+        """Return the native call (C code) for calls of this executable's kind."""
+        make = partial(make_message_call, self._context, self._kind, self._context.scratch)
+        return self._context.get_native(("messages", self._kind.plan_key), make)
 
     def make_start(self) -> Callable[[int, int, object], InFlight]:
         """Return a function that does the local work before the plan and starts a run on the addresses of two buffers.
 
         `NativeExecutable.make_start` describes the function.
         """
-        native = make_message_call(self._kind, ScratchPool())
+        native = make_message_call(self._context, self._kind, {})
 
         def start(source: int, result: int, keep: object) -> NativeRun:
-            """Start a run at these addresses; its `advance` posts the messages."""
+            """Do the local work before the plan, and return a run on buffers at two addresses.
+
+            The run posts its first messages when its `advance` is called. `keep` is an object that owns the buffers'
+            memory until the run is done.
+            """
             run_all(self._before)
             return NativeRun(native.start(source, result, self._tag, keep))
 
@@ -63,22 +67,17 @@ class NativeMessageExecutable(NativeExecutable):
             self._call_by_call.free()
 
 
-def get_message_call(kind: PlanKind) -> MessageCall:
-    """Return the native call that runs plans of messages for calls of a kind; made once per kind."""
-    return kind.context.get_native(kind.make_key("messages"), lambda: make_message_call(kind, kind.context.scratch))
-
-
-def make_message_call(kind: PlanKind, pool: ScratchPool) -> MessageCall:
-    """Return a native call for plans of a kind, with scratch memory from a pool; a kind's program is made only once."""
-    context, lowered, progress = kind.context, kind.lower(), kind.context.progress
-    scratch = pool.take(kind.call.module, kind.call.dtype, lowered.work + lowered.landing)
+def make_message_call(context: PlanContext, call: CollectiveCall, pool: Scratch) -> MessageCall:
+    """Return a native call for calls like `call`, with scratch memory from `pool`; its program is cached."""
+    lowered, progress = context.lower(call), context.progress
+    scratch = take_scratch(pool, call.module, call.dtype, lowered.work + lowered.landing)
     return MessageCall(
         get_mpi_functions(),
-        context.get_native(kind.make_key("program of messages"), partial(_make_program, kind)),
+        context.get_native(("program of messages", call.plan_key), partial(_make_program, context, call)),
         MemoryTable([0, 0, get_address(scratch)], [], scratch),
         get_handle(context.comm),
         BLOCKING_TAG,
-        *kind.get_entry(),
+        *context.get_entry(call),
         progress.oversubscribed,
         progress.attend,
         progress.operations,
@@ -86,11 +85,11 @@ def make_message_call(kind: PlanKind, pool: ScratchPool) -> MessageCall:
     )
 
 
-def _make_program(kind: PlanKind) -> Program:
-    """Return the native program of a kind; its memories are input, output and scratch."""
-    program, itemsize = kind.lower(), kind.call.dtype.itemsize
+def _make_program(context: PlanContext, call: CollectiveCall) -> Program:
+    """Return the native program for calls like `call`; its memories are input, output and scratch."""
+    program, itemsize = context.lower(call), call.dtype.itemsize
     rows, requests = make_rows(
         program.instructions, make_locate(program.work, itemsize), itemsize, program.round_starts
     )
     scratch = (program.work + program.landing) * itemsize
-    return make_program(kind, rows, scratch, divides=True, requests=requests)
+    return make_program(context, call, rows, scratch, divides=True, requests=requests)

@@ -1,4 +1,4 @@
-"""Python objects between ranks, pickled by mpi4py: collectives that fail on all ranks if one object cannot be sent."""
+"""Collectives of Python objects, pickled by mpi4py; they fail on all ranks if one object cannot be sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.work import name_mpi_error
 
 ResultT = TypeVar("ResultT")
-OBJECT_TAG: Final = 8188  # below that of notices (departures.py), above those of asynchronous operations
+OBJECT_TAG: Final = 8188  # below that of notices (failures/departures.py), above those of asynchronous operations
 Pickled: TypeAlias = tuple[bytes, str]  # the pickled object and "", or b"" and the reason why it cannot be pickled
 
 
@@ -105,7 +105,7 @@ class ObjectCollectives:
         return unpickle_object(payload)
 
     def _call(self, name: str, function: Callable[[], ResultT]) -> ResultT:
-        """Return the result of a blocking collective of MPI, whose own waits keep a core busy."""
+        """Record a call that blocks in MPI, and return its result; if ranks share cores, first sleep until all call."""
         try:
             with self._state.call(name):
                 if self._oversubscribed:
@@ -118,7 +118,7 @@ class ObjectCollectives:
 
 
 def pickle_object(obj: Any) -> Pickled:
-    """Return an object as bytes and an empty string; if it cannot be pickled, no bytes and the reason."""
+    """Return an object's pickle and an empty string; if the object cannot be pickled, no bytes and the reason."""
     try:
         return MPI.pickle.dumps(obj), ""
     except Exception as error:  # noqa: BLE001 - a class may raise any error when its objects are pickled
@@ -131,7 +131,7 @@ def unpickle_object(payload: bytes) -> Any:
 
 
 def _require_pickled(name: str, reasons: dict[int, str]) -> None:
-    """Raise UsageError for the first rank with a reason why its object cannot be sent."""
+    """Raise UsageError if `reasons` (by rank) has a reason why the object of a rank cannot be sent."""
     for rank, reason in reasons.items():
         if reason:
             raise UsageError(f"{name}: the object of rank {rank} cannot be sent: {reason}; pass picklable data")

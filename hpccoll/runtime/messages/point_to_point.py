@@ -8,16 +8,17 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from hpccoll.arrays import NUMPY, ArrayModule, BoundCall, Buffer, as_buffer
 from hpccoll.errors import UsageError
 from hpccoll.native import Messenger
-from hpccoll.runtime.arrays import ArrayModule, BoundCall, Buffer, as_buffer
+from hpccoll.recordings.layout import CallKind
 from hpccoll.runtime.backoff import settle
 from hpccoll.runtime.forks import abandon_at_fork
+from hpccoll.runtime.messages.dtype_check import NAME_BYTES, DtypeNote
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
-from hpccoll.runtime.plain_arrays import as_mpi_buffer, is_plain
+from hpccoll.runtime.plain_arrays import is_plain
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
-from hpccoll.runtime.recorder.layout import CallKind
 from hpccoll.runtime.recorder.waits import WaitReason
 from hpccoll.runtime.work import MessageWork, MpiTransfer, Work, explain_mpi_error, explain_wrong_size
 
@@ -32,7 +33,10 @@ MOST_DESCRIPTIONS: Final = 512  # kept for kinds of messages: peer, tag, dtype a
 
 
 class PointToPoint:
-    """Sends and receives of one communicator; `comm` carries only these messages."""
+    """Sends and receives of one communicator; `comm` carries only these messages.
+
+    With `compares_dtypes`, which must be the same on all ranks, receives from a given rank compare dtypes.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,8 @@ class PointToPoint:
         progress: Progress,
         state: CallRecorder,
         uses_pinned_memory: Callable[[ArrayModule], bool],
+        *,
+        compares_dtypes: bool = False,
     ) -> None:
         self._comm, self._progress, self._state = comm, progress, state
         self._rank, self._size = comm.rank, comm.size
@@ -51,6 +57,9 @@ class PointToPoint:
             get_mpi_functions(), handle, comm.rank, comm.size, PROC_NULL, state, ring, np.ndarray, MessageWork,
             self._describe_native, self._adopt, progress.oversubscribed,
         )  # fmt: skip
+        self._compares_dtypes = compares_dtypes
+        if compares_dtypes:
+            self.messenger.close()  # leaves all messages to Python
         abandon_at_fork(self)
 
     def isend(self, x: Any, dest: Any, tag: int) -> Work[None]:
@@ -70,24 +79,27 @@ class PointToPoint:
         return self._start(False, x, ANY_SOURCE if source is None else source, tag) if work is NotImplemented else work
 
     def _start(self, sends: bool, x: Any, peer: Any, tag: int) -> Work[Any]:
-        """Start sending `x` to rank `peer`, or receiving into it from `peer`; `isend` and `irecv` describe `peer`."""
+        """Start sending `x` to rank `peer`, or receiving into `x` from `peer`; `isend` and `irecv` describe `peer`."""
         if peer == PROC_NULL:
             return self._skip(x, tag, None if sends else x, writable=not sends)
         named, start = sends or peer != ANY_SOURCE, self._comm.Isend if sends else self._comm.Irecv
         self.require_peer("dest" if sends else "source", peer if named else 0, tag)
+        if self._compares_dtypes:
+            return self._start_with_dtype(sends, x, peer if named else None, tag)
         rank, last = peer if named else None, list[BoundCall]()
         keep: tuple[Any, ...] = (x,)
         name, peers, description = self._name_message(sends, rank)
         key = self._find_plain(sends, x, rank, tag)
         if (known := self._plain.get(key)) is not None:
             record = self._state.start_message(name, known, peers)
-            segments = [as_mpi_buffer(x)]
+            segments = [x if type(x) is np.ndarray else MPI.buffer.fromaddress(x.data_ptr(), x.nbytes)]
         else:
             buffer = as_buffer(x, "x", writable=not sends)
             if (nbytes := buffer.nbytes) > LONGEST_SEGMENT and not named:
                 raise UsageError(f"x has {nbytes} bytes; pass source for messages of more than {LONGEST_SEGMENT}")
             record = self._state.start_message(name, self._describe(sends, buffer, rank, tag, key), peers)
-            module, host = buffer.module, self._take_pinned(buffer)
+            module = buffer.module
+            host = module.empty_pinned(nbytes) if self._uses_pinned_memory(module) else None
             if host is not None and sends:
                 module.bind_copy_to_host(host, buffer.flat)()
             elif host is not None:  # the copy must be done before the pinned memory is given back
@@ -98,6 +110,35 @@ class PointToPoint:
         requests = [start([segment, MPI.BYTE], peer, tag) for segment in segments]
         sizes = [] if sends else [segment.nbytes for segment in segments]
         transfer = MpiTransfer(description, requests, last, sizes, keep)
+        transfer.awaited = record
+        record.mark_started()
+        if not transfer.advance():
+            self._progress.add_transfer(transfer)
+        return Work(self._rank, self._progress, transfer, None if sends else x)
+
+    def _start_with_dtype(self, sends: bool, x: Any, rank: int | None, tag: int) -> Work[Any]:
+        """Start a message as `_start` does, which carries the name of its dtype; a receive from `rank` compares it."""
+        start, peer = self._comm.Isend if sends else self._comm.Irecv, ANY_SOURCE if rank is None else rank
+        buffer = as_buffer(x, "x", writable=not sends)
+        if (nbytes := buffer.nbytes) > LONGEST_SEGMENT and rank is None:
+            raise UsageError(f"x has {nbytes} bytes; pass source for messages of more than {LONGEST_SEGMENT}")
+        name, peers, description = self._name_message(sends, rank)
+        record = self._state.start_message(name, self._describe(sends, buffer, rank, tag, None), peers)
+        module, note = buffer.module, DtypeNote(buffer.dtype.name, sends=sends)
+        last = [] if sends or rank is None else [note.bind_check(description)]
+        payload = module.as_bytes(buffer.flat) if module is NUMPY else module.empty_pinned(nbytes)
+        if module is not NUMPY and sends:
+            module.bind_copy_to_host(payload, buffer.flat)()
+        elif module is not NUMPY:
+            last += [module.bind_copy_from_host(buffer.flat, payload), module.synchronize]
+        module.synchronize()
+        *segments, final = cut_payload(buffer, payload)
+        requests = [start([segment, MPI.BYTE], peer, tag) for segment in segments]
+        specification = note.append_to(final)
+        requests.append(start(specification, peer, tag))
+        specification[2].Free()  # MPI keeps the datatype until the message is complete
+        sizes = [] if sends else [*(segment.nbytes for segment in segments), final.nbytes]
+        transfer = MpiTransfer(description, requests, last, sizes, (x, payload, note), note_bytes=NAME_BYTES)
         transfer.awaited = record
         record.mark_started()
         if not transfer.advance():
@@ -116,10 +157,10 @@ class PointToPoint:
     def finish_exchange(
         self, states: tuple[ExchangedMessage | None, ExchangedMessage | None], out: Any, source: Any, x: Any, dest: Any
     ) -> int | None:
-        """Wait for the pending messages of `Messenger.exchange`, and return the rank of the sender.
+        """Wait for the pending messages of `Messenger.exchange`; return the sender's rank, or None without a receive.
 
         Raises:
-            CommunicationError: one of the messages has failed, or the received one has another size than `out`.
+            CommunicationError: one of the messages has failed, or the received message has another size than `out`.
         """
         incoming, outgoing = states
         received = None if incoming is None or not incoming[0] else self._adopt(False, incoming, out, source)
@@ -149,7 +190,7 @@ class PointToPoint:
         return Work(self._rank, self._progress, transfer, None if sends else array)
 
     def _describe_native(self, sends: bool, x: Any, peer: int, tag: int) -> tuple[bytes, int]:
-        """Return the description of a message for the recorder, and the bytes of an element of the array `x`."""
+        """Return the description of a message for the recorder, and the size in bytes of an element of `x`."""
         buffer, rank = as_buffer(x, "x", writable=not sends), None if peer == ANY_SOURCE else peer
         return self._describe(sends, buffer, rank, tag, None), buffer.dtype.itemsize
 
@@ -177,7 +218,7 @@ class PointToPoint:
 
         Args:
             call: the name of the call.
-            before: `CallRecorder.messages` before the call.
+            before: the value of `CallRecorder.messages` before the call.
         """
         state = self._state
         if state.messages == before or state.is_unusable:
@@ -201,7 +242,7 @@ class PointToPoint:
             self._progress.wait_until(transfer.advance)
 
     def abandon(self) -> None:
-        """Leave all messages to Python, where the communicator refuses them; for a forked child process."""
+        """In a forked child process, leave all messages to Python code, which refuses them."""
         self.messenger.close()
 
     def _find_plain(self, sends: bool, x: Any, peer: int | None, tag: int) -> Hashable:
@@ -209,10 +250,6 @@ class PointToPoint:
         if not is_plain(x) or not 0 < x.nbytes <= LONGEST_SEGMENT:
             return None
         return sends, x.dtype, x.nbytes, peer, tag
-
-    def _take_pinned(self, buffer: Buffer) -> Any:
-        """Return new pinned host memory of the buffer's size if MPI cannot take the buffer, else None."""
-        return buffer.module.empty_pinned(buffer.nbytes) if self._uses_pinned_memory(buffer.module) else None
 
     def _skip(self, x: Any, tag: int, result: ArrayT, *, writable: bool) -> Work[ArrayT]:
         """Check the arguments of a message to or from PROC_NULL, and return a handle that is done."""

@@ -2,8 +2,8 @@
 
 A symmetric buffer is made by all ranks together. A file memory is made by one rank without communication, as a Linux
 memfd. The location of a file memory (see `SymmetricBuffers.locate`) contains the descriptor of the memfd, by which
-another rank opens /proc/PID/fd/DESCRIPTOR, and a number that no other memfd of the process has, because the system uses
-descriptors again.
+another rank opens /proc/PID/fd/DESCRIPTOR. The system reuses descriptors, so the location also contains a number that
+no other memfd of the process has.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FileMemory:
         os.close(self.descriptor)
 
     def locate(self, address: int) -> int:
-        """Return the location of an address in this memory for other ranks."""
+        """Return the integer by which other ranks find an address in this memory."""
         words = (self.number << _DESCRIPTOR_BITS | self.descriptor) << _OFFSET_BITS
         return IN_FILE | words | (address - self.address)
 
@@ -52,7 +52,7 @@ class FileMemories:
         self._mapped: weakref.WeakValueDictionary[tuple[int, int], MappedSegment] = weakref.WeakValueDictionary()
 
     def make(self, nbytes: int) -> tuple[NDArray[np.uint8], FileMemory] | None:
-        """Return an array of new memory; None if no location can describe the memory, or there is too little memory.
+        """Return an array of new memory and its `FileMemory`; None if memory is short or a location has too few bits.
 
         The caller keeps only the array; the memory is released with the last array on it.
         """
@@ -75,7 +75,7 @@ class FileMemories:
         return own, FileMemory(own.__array_interface__["data"][0], nbytes, descriptor, self.made)
 
     def map(self, process_id: int, location: int) -> tuple[NDArray[np.uint8], int]:
-        """Return the memory of another process that contains a location, and the byte offset of the location in it.
+        """Return another process's memory that contains a location, as an array, and the location's byte offset in it.
 
         Raises:
             CommunicationError: the memory was released, or this process has too many open files.
@@ -106,5 +106,5 @@ def file_memories() -> FileMemories:
 
 
 def is_in_file(location: Any) -> bool:
-    """Whether a buffer's location is in the memory of a memfd."""
+    """Whether a location, as `SymmetricBuffers.locate` returns it, is in a memfd of `FileMemories`."""
     return bool(location & IN_FILE == IN_FILE)

@@ -1,11 +1,11 @@
 """The memory that the ranks of a node share for one communicator: barriers, staging slots, symmetric buffers.
 
-The ranks of a node map one segment, whatever their number. The segment starts with the words that synchronise the
-ranks: a line of words per rank for each barrier and each pipeline slot. The buffers of the slots follow, those of a
-rank side by side. Plans on one node use two slots in turn, so that a rank can fill one slot while other ranks still
-read the other slot. Pipelines (two-level plans) have a barrier and slots of their own. Each pipeline slot carries one
-segment of a collective, and has counters: a rank counts its arrival, works on other slots, and tests later whether all
-ranks have arrived, so the ranks may use the slots in different orders.
+All ranks of a node, however many, map one segment of shared memory. The segment starts with the words that synchronise
+the ranks: a line of words per rank for each barrier and each pipeline slot. The slots follow the words, and the slots
+of one rank are adjacent. Plans on one node use two slots in turn, so that a rank can fill one slot while other ranks
+still read the other slot. Pipelines (two-level plans) have a barrier and slots of their own. Each pipeline slot carries
+one segment of a collective, and has counters of arrivals. A rank counts its arrival at a pipeline slot, works on other
+slots, and tests later whether all ranks have arrived, so the ranks may use the slots in different orders.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NodeMemory:
     """The shared memory of this rank's node; `problem` says why memory cannot be shared, and is empty if it can be.
 
     Creation is collective over `comm`. `runs` are the asynchronous runs in flight of plans on one node, and `pipelines`
-    those of two-level plans; only the first one of each advances.
+    are those of two-level plans. Only the first of `runs` and the first of `pipelines` advance.
     """
 
     def __init__(self, comm: MPI.Intracomm, layout: RankLayout, progress: Progress) -> None:
@@ -82,7 +82,7 @@ class NodeMemory:
         self.readable = find_readable_processes(comm, self.ranks)  # None without cross-memory attach
 
     def _is_in_use(self, address: int, nbytes: int) -> bool:
-        """Whether an asynchronous run accesses some of `nbytes` bytes at an address of this rank."""
+        """Whether an asynchronous run accesses any of the `nbytes` bytes at `address` in this rank's memory."""
         return any(run.accesses(address, nbytes) for run in (*self.runs, *self.pipelines))
 
     def _lines(self, segment: MappedSegment | None, kind: int) -> Words:
@@ -124,7 +124,7 @@ class NodeMemory:
             raise UnavailableError(f"{name} needs shared memory: {self.problem}")
 
     def resolve(self, rank: int, location: int) -> tuple[Any, int]:
-        """Return the memory of `rank` that contains a location (a token, or one in a memfd), and its byte offset there.
+        """Return the memory of `rank` that contains a location (in a symmetric buffer or memfd), and its byte offset.
 
         Raises:
             UsageError: the symmetric buffer was freed or deleted on this rank.
@@ -153,7 +153,7 @@ class NodeMemory:
         )
 
     def retract(self) -> None:
-        """Keep the other ranks of the node from passing any fence; to be called after a death, before an exception."""
+        """Keep the node's other ranks from passing a fence; called after a rank's death, before an error is raised."""
         self.barrier.retract()
         self.pipeline_barrier.retract()
 
@@ -172,15 +172,16 @@ class NodeMemory:
 
 
 def choose_slot_bytes(most_bytes: int, slots: int, ranks_of_node: int) -> int:
-    """Return the bytes of a slot: `most_bytes`, or less if a node's slots would exceed MOST_SLOT_BYTES_OF_NODE.
+    """Return the size in bytes of a slot (a rank's staging buffer): `most_bytes`, or less to limit a node's slots.
 
+    All slots of a node together have at most MOST_SLOT_BYTES_OF_NODE bytes.
     All nodes have slots of one size, so `ranks_of_node` is the largest number of ranks on a node.
     """
     return min(most_bytes, MOST_SLOT_BYTES_OF_NODE // (ranks_of_node * slots) // PAGESIZE * PAGESIZE)
 
 
 def compute_fingerprint(arguments: Sequence[object]) -> int:
-    """Return a hash of the arguments of a collective that is the same in every process."""
+    """Return a hash of a collective's arguments; equal arguments have equal hashes in all processes."""
     from hashlib import blake2b
 
     return int.from_bytes(blake2b(repr(arguments).encode(), digest_size=8).digest()) & FINGERPRINT

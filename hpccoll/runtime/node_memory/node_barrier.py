@@ -1,4 +1,4 @@
-"""The words of the barrier of a node's ranks: each rank counts its fences in a shared line and polls the other lines.
+"""Shared words of a node's barrier: each rank counts its fences in its own line, and polls the other ranks' lines.
 
 The native extension has the barrier (`NodeBarrier` in native/barrier_types.c) and its waits (native/waits.h). At the
 first fence of a collective a rank also publishes a fingerprint of the collective, so ranks that called different
@@ -11,8 +11,8 @@ from typing import Final
 
 DIRECT: Final = 1 << 62  # set in an entry where other ranks can access this rank's buffers in place
 FINGERPRINT: Final = DIRECT - 1
-# The count of fences; two entries in turn, each a fingerprint and two locations; the number of sleeping ranks and the
-# core of this rank, in one word.
+# Words per rank: the count of fences, two entries (each a fingerprint and two locations), and one further word.
+# The further word has the number of sleeping ranks and the core of this rank.
 WORDS: Final = 8
 # A rank is at most one entry ahead of the ranks that still read its words, so words for two entries suffice.
 # If the data of a collective fits into the two words for locations, an entry has the data in place of the locations.

@@ -1,4 +1,4 @@
-"""Segments of shared memory: one file of memory, which all ranks of a node map once.
+"""A segment of shared memory is one memory file, which every rank of a node maps once.
 
 A segment is a Linux memfd of the node's first rank, which the other ranks open as /proc/PID/fd/N. A memfd has no name
 in any file system, so nothing is left behind when a process is killed, and its size is not limited by /dev/shm. Where
@@ -49,7 +49,8 @@ def map_segment(
         node_ranks: the ranks of this node.
         nbytes: size of the segment, the same on all ranks of the node; at least one page is created.
         reserve: whether to allocate all pages now, so that a lack of memory raises an error instead of crashing later.
-            Every rank allocates an equal share of the pages, in rank order, so that these are close to the rank's core.
+            Every rank allocates an equal share of the pages, in rank order, so that its share is in memory close to its
+            core.
         environ: the environment variables, of which HPCCOLL_SHARED_DIR is used.
 
     Raises:
@@ -79,12 +80,13 @@ def _share(
 ) -> MappedSegment:
     """Map a new segment, which rank `owner` creates by `create`; if creation fails, all ranks raise an error.
 
-    `create` returns a file descriptor, and a path if the file has one. Each rank allocates its pages `reserved`.
+    `create` returns a file descriptor, and a path if the file has one. Each rank allocates the pages in its byte range
+    `reserved`.
     """
     created: list[tuple[int, str]] = []
 
     def offer() -> tuple[str, int, int] | None:
-        """Create the segment on its owner; return its path, and the device and inode numbers of its file."""
+        """Create the segment on its owner; return its path, device and inode number, or None on other ranks."""
         if comm.rank != owner:
             return None
         created.append(create())
@@ -112,7 +114,10 @@ def _cannot_share(reason: str) -> UnavailableError:
 def _map(
     nbytes: int, reserved: tuple[int, int] | None, offer: tuple[str, int, int] | None, own: int | None
 ) -> MappedSegment:
-    """Map a segment by its owner's `offer`, or on its owner by the file descriptor `own`; allocate pages `reserved`."""
+    """Map a segment by `offer`, or on its owner by the file descriptor `own`; allocate the byte range `reserved`.
+
+    `offer` is the path, device and inode number of the segment's file; `reserved` is a byte offset and a length.
+    """
     path, *identity = offer or ("", 0, 0)
     # A memfd is opened by a link in /proc; other links are not followed, because no rank makes them.
     links = 0 if path.startswith("/proc/") else os.O_NOFOLLOW | os.O_NONBLOCK
@@ -143,7 +148,7 @@ def _allocate(descriptor: int, begin: int, nbytes: int, path: str) -> None:
 def _create_memfd(nbytes: int, reserve: bool) -> tuple[int, str]:
     """Return the descriptor of a new memfd and an empty path; if `reserve` is true, require that much free memory."""
     if reserve:
-        from hpccoll.runtime.free_memory import find_free_bytes  # takes 5 ms to import
+        from hpccoll.processes.free_memory import find_free_bytes  # takes 5 ms to import
 
         _require(nbytes, find_free_bytes(), "memory")
     descriptor = os.memfd_create("hpccoll", os.MFD_CLOEXEC)
@@ -186,7 +191,7 @@ def _remedy(where: str) -> str:
 
 
 def _shared_directory(given: str | None) -> Path:
-    """Return the directory for segment files: `given`, or /dev/shm if it exists, or that of temporary files."""
+    """Return the directory for segment files: `given`, else /dev/shm if it exists, else the temporary directory."""
     from pathlib import Path
 
     memory = Path("/dev/shm")  # noqa: S108 - the memory file system, not a place for temporary files

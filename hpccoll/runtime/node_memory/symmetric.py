@@ -19,10 +19,10 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from hpccoll.arrays import Buffer, DType, get_dtype
 from hpccoll.errors import MismatchError, UsageError
 from hpccoll.native import SharedBuffers
 from hpccoll.runtime.agreement import gather_or_raise, wait_for_ranks
-from hpccoll.runtime.arrays import Buffer, DType, cupy_as_torch_tensor, dtype_from_numpy, get_dtype
 from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.node_memory.file_memory import FileMemory, file_memories
 from hpccoll.runtime.node_memory.segment import map_segment
@@ -52,7 +52,7 @@ class SymmetricBuffer:
 
     @property
     def token(self) -> int:
-        """The location of the buffer's beginning; the locations in the buffer add an offset."""
+        """The location of the buffer's first byte, an integer; the location of another byte is larger by its offset."""
         return _TOKEN | self.number * _LARGEST_OFFSET
 
     def free(self) -> None:
@@ -75,7 +75,7 @@ def _register(
     """Add a buffer to `shared_buffers` until `own`, which holds its memory, is garbage-collected.
 
     Args:
-        location: the location of the beginning; see `SymmetricBuffers.locate`.
+        location: the location of the buffer's first byte; see `SymmetricBuffers.locate`.
         owner: the `SymmetricBuffers` of the communicator whose ranks know the location; None for a memfd.
         bases: the addresses of the other ranks' memory; empty for a memfd and for device memory.
     """
@@ -92,7 +92,8 @@ class SymmetricBuffers:
     """The symmetric buffers of one communicator, on the ranks of this node.
 
     Args:
-        is_in_use: whether an asynchronous run accesses memory of this rank; its arguments are address and bytes.
+        is_in_use: returns, for an address and a number of bytes, whether an asynchronous run accesses any of these
+            bytes.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class SymmetricBuffers:
         return buffer if address + nbytes <= buffer.address + buffer.nbytes else None
 
     def locate(self, buffer: Buffer | None) -> int:
-        """Return a buffer's location for other ranks: a token, the location in a memfd, or an address; 0 for None.
+        """Return an integer by which other ranks find a buffer: a token, a place in a memfd, or an address; 0 for None.
 
         A token is an integer made of the symmetric buffer's number and the byte offset in the symmetric buffer.
         """
@@ -218,8 +219,8 @@ class SymmetricBuffers:
     def free(self, array: Any) -> None:
         """Free a symmetric buffer on this rank; its memory is released when no array of any rank uses it any more.
 
-        Blocks until asynchronous shared-memory plans on the buffer are done. Other asynchronous operations go on: they
-        access this rank's memory only, and keep this memory until they are complete.
+        Blocks until asynchronous shared-memory plans on the buffer are done. Asynchronous operations that are not
+        shared-memory plans go on: they access this rank's memory only, and keep this memory until they are complete.
 
         Raises:
             UsageError: `array` is not a symmetric buffer of this communicator, or was freed before.
@@ -239,7 +240,7 @@ class SymmetricBuffers:
 
 
 def empty_in_file(nbytes: int) -> NDArray[np.uint8] | None:
-    """Return an array of bytes in a memfd that other ranks of the node can map later; None if none can be made."""
+    """Return an array of bytes in a memfd that other ranks of the node can map later; None if it cannot be made."""
     made = file_memories().make(nbytes)
     if made is None:
         return None
@@ -249,7 +250,7 @@ def empty_in_file(nbytes: int) -> NDArray[np.uint8] | None:
 
 
 def find_file_memory(buffer: Buffer) -> FileMemory | None:
-    """Return the memfd that contains a buffer; None if none does."""
+    """Return the memfd that contains a buffer; None if the buffer is in no memfd."""
     shared = shared_buffers()
     memory = shared.find(buffer.address) if len(shared) else None
     if not isinstance(memory, FileMemory) or not buffer.nbytes:
@@ -258,18 +259,8 @@ def find_file_memory(buffer: Buffer) -> FileMemory | None:
 
 
 def is_token(location: int) -> bool:
-    """Whether a buffer's location (see `locate`) is in a symmetric buffer or a memfd, and not an address."""
+    """Whether an integer from `locate` encodes a place in a symmetric buffer or a memfd, and is not an address."""
     return location >= _TOKEN
-
-
-def as_torch_tensor(array: Any) -> Any:
-    """Return a torch tensor that shares the memory of a NumPy or CuPy array, of the same shape and element type."""
-    if not isinstance(array, np.ndarray):
-        return cupy_as_torch_tensor(array)
-    import torch
-
-    flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
-    return flat.view(getattr(torch, dtype_from_numpy(array.dtype).name)).reshape(array.shape)
 
 
 def _address(array: Any) -> int:

@@ -1,11 +1,11 @@
-"""The calls of a rank on one communicator: how many it has made, the call that it is in, and an entry for each.
+"""Counts a rank's calls on one communicator, tells which call the rank is in, and records an entry per call.
 
 All ranks make the same collective calls in the same order, so they give a call the same number. A rank in call
 number c may have to wait for the ranks that have made fewer than c calls. Messages are numbered on each rank
 separately.
 
-Native calls record themselves (native/recorder_types.c). Python code records a blocking collective by the context
-managers `CallRecorder.record` and `CallRecorder.call`.
+Calls that C code runs record themselves (native/recorder_types.c). Python code records a blocking collective by the
+context managers `CallRecorder.record` and `CallRecorder.call`.
 
 An exception that is not hpccoll's own (from a signal handler, or KeyboardInterrupt) may leave a collective half done,
 or a message without its match. The communicator is then unusable: its later calls raise an error, on this rank and,
@@ -25,10 +25,10 @@ from typing import Any, Final, NoReturn
 
 from hpccoll.errors import CommunicationError, HpccollError, RankLostError, UsageError, WaitTimeoutError
 from hpccoll.native import CallCounter
-from hpccoll.runtime.recorder import layout
+from hpccoll.recordings import layout
+from hpccoll.recordings.layout import CallKind
 from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
 from hpccoll.runtime.recorder.interruption import INTERRUPTED, Interruption, LoopExit, LostRanks
-from hpccoll.runtime.recorder.layout import CallKind
 from hpccoll.runtime.recorder.waits import BackgroundWait, RecordedWait, SurvivorWait, WaitReason
 
 LOSS_S: Final = 1.5  # after an error of MPI that may be due to a dead rank, until the death must be known
@@ -40,32 +40,34 @@ class CallRecorder(CallCounter):
     """Counts and records the calls of this rank on a communicator.
 
     `count` is the number of collective calls that this rank has begun. `current` is the name of blocking call number
-    `count`, or a `WaitReason`, or None outside of calls. `end` and `fail` record the end of a blocking call, `fail` by
-    an exception. `communicator` is the id of the communicator, the same on all of its ranks. `messages` is the
-    number of messages that this rank has begun to send or receive. `interruption` tells which call made the
-    communicator unusable. `on_interruption` is then called once with the function that makes the error of a call, given
-    its name; `announce` is called after an interruption of this rank, and `settle` before each exception of an unusable
-    communicator. `kept` has what refers to memory of interrupted operations, to which MPI may still write. `loop_exit`
-    is the notice that this rank has left the loop `survivors`, or else that another rank has; also after a death.
+    `count`, or a `WaitReason`, or None outside of calls. `end` records the normal end of a blocking call, and `fail`
+    its end by an exception. `communicator` is the id of the communicator, the same on all of its ranks. `messages` is
+    the number of messages that this rank has begun to send or receive. `interruption` tells which call made the
+    communicator unusable. When a communicator becomes unusable, `on_interruption` is called once, with a function that
+    returns the error for the name of a call. `announce` is called after an interruption of this rank. `settle` is
+    called before each exception of an unusable communicator. `kept` has objects that keep the memory of interrupted
+    operations alive, to which MPI may still write. `loop_exit` is the notice that this rank has left the loop
+    `hpccoll.survivors`, or else that another rank has; it is set also after a death. `is_closing` is set when `close`
+    has ended all operations of this rank.
 
-    If `survives` is set, calls raise RankLostError when a rank has died (failure_detection/rank_losses.py). `is_lost`
+    If `survives` is set, calls raise RankLostError when a rank has died (hpccoll/failures/rank_losses.py). `is_lost`
     is set as soon as this rank knows of a death, and `interruption` when all survivors have set `is_lost`. A call that
-    ends with `is_lost` set raises, also if it has a result. Therefore no rank returns a result after another rank has
-    raised RankLostError and may have written to the arrays of the call.
+    ends while `is_lost` is set raises an error, even if it has a result. Therefore no rank returns a result after
+    another rank has raised RankLostError and may have written to the arrays of the call.
 
     Args:
         recorder: keeps the entries; None keeps them in private memory of this `CallRecorder`.
     """
 
     __slots__ = (
-        "announce", "communicator", "interruption", "kept", "loop_exit", "on_interruption", "rank", "recorder",
-        "settle", "size", "survives",
+        "announce", "communicator", "interruption", "is_closing", "kept", "loop_exit", "on_interruption", "rank",
+        "recorder", "settle", "size", "survives",
     )  # fmt: skip
 
     def __init__(self, recorder: FlightRecorder | None = None) -> None:
         self.communicator = 0
         self.rank, self.size = 0, 1
-        self.survives = False
+        self.survives = self.is_closing = False
         self.interruption: Interruption | LostRanks | None = None
         self.loop_exit: LoopExit | None = None
         self.on_interruption: Callable[[Callable[[str], CommunicationError]], object] = bool
@@ -84,14 +86,14 @@ class CallRecorder(CallCounter):
         self.recorder.close_communicator(self.communicator)
 
     def describe(self, operation: str, **fields: Any) -> bytes:
-        """Return the bytes that the entries of a call share; `FlightRecorder.describe` lists the fields."""
+        """Return the bytes that describe a call in its entry; `FlightRecorder.describe` lists the fields."""
         return self.recorder.describe(self.communicator, operation, **fields)
 
     def begin(self, name: str, description: bytes) -> int:
         """Count a blocking collective call and record its beginning; return the place of its entry, for `end`."""
         if self.current is not None:
             self.refuse_call()
-        self.current = name
+        self.thread, self.current = threading.get_ident(), name
         self._count()
         try:  # a signal handler may raise
             return self._write_entry(self.count, description)
@@ -116,7 +118,7 @@ class CallRecorder(CallCounter):
         self.take_exception(call, sys.exception())
 
     def record_round(self, completed: int, rounds: int) -> None:
-        """Record how many of the rounds of a blocking plan of messages are complete; 0 of 0 after its end."""
+        """Record the numbers of complete and of all rounds of a blocking plan of messages; both are 0 after its end."""
         self.recorder.words[layout.ROUND_AT // 8] = completed + (rounds << 32)
 
     @contextmanager
@@ -138,14 +140,17 @@ class CallRecorder(CallCounter):
         return self.record(partial(self.begin, name, self.describe(name)))
 
     def start(self, name: str, description: bytes) -> WaitReason:
-        """Count an asynchronous collective call and record its beginning."""
+        """Count an asynchronous collective call and record its beginning; return its `WaitReason`."""
         if self.current is not None:
             self.refuse_call()
         self._count()
         return WaitReason(self, name, self._write_entry(self.count, description), self.count)
 
     def start_message(self, name: str, description: bytes, peers: tuple[int, ...]) -> WaitReason:
-        """Record the beginning of a send or receive; `peers` is empty for a receive from any rank."""
+        """Record the beginning of a send or receive, and return its `WaitReason`.
+
+        `peers` is empty for a receive from any rank.
+        """
         self.raise_interruption()
         self.messages += 1
         return WaitReason(self, name, self._write_entry(self.messages, description), 0, peers)
@@ -160,7 +165,7 @@ class CallRecorder(CallCounter):
         return SurvivorWait(self, name, self._write_entry(0, self.describe(name, kind=CallKind.WAIT)))
 
     def _count(self) -> None:
-        """Count a collective call, in which a test may kill this process."""
+        """Count a collective call; kill this process if the call has the number `kill_at`, which a test may set."""
         self.count += 1
         if self.count == self.kill_at:
             signal.raise_signal(signal.SIGKILL)
@@ -173,7 +178,7 @@ class CallRecorder(CallCounter):
 
     @property
     def current_name(self) -> str:
-        """The name of the blocking call or wait that this rank is in."""
+        """The name of the blocking call or wait that this rank is in; the string `None` outside of both."""
         return str(getattr(self.current, "name", self.current))
 
     @property
@@ -196,7 +201,7 @@ class CallRecorder(CallCounter):
         if isinstance(self.current, BackgroundWait):
             return
         if self.interruption is None:
-            if _is_used_by_another_thread(self):
+            if self.thread != threading.get_ident() and self.thread in sys._current_frames():  # noqa: SLF001 - no other list
                 raise UsageError(
                     f"rank {self.rank}: another thread is in {self.current_name} on this communicator; use one thread "
                     "at a time, or make a communicator for each thread"
@@ -213,14 +218,14 @@ class CallRecorder(CallCounter):
 
     @property
     def left_by_other(self) -> LoopExit | None:
-        """The notice that another rank has left the loop `survivors`; None if none has, or if this rank has left it."""
+        """The notice that another rank has left the loop `hpccoll.survivors`; None without one or if this rank left."""
         return self.loop_exit if self.loop_exit is not None and self.loop_exit.rank != self.rank else None
 
     def raise_loss(self) -> NoReturn:
         """Wait until the survivors know of a death that this rank knows of; then raise RankLostError.
 
-        Raises CommunicationError if an exception made the communicator unusable before the death, or if this rank's
-        watch has not told the other ranks in time.
+        Raises CommunicationError if an exception made the communicator unusable before the death, or if the other ranks
+        were not told of the death in time.
         """
         self.take_exception(self.current_name, None)
         self.raise_interruption()
@@ -230,9 +235,11 @@ class CallRecorder(CallCounter):
         )
 
     def replace_error(self, error: BaseException | None, call: str) -> RankLostError | None:
-        """Return the RankLostError of the call `call` if a death explains its exception; wait until it is known.
+        """Return the RankLostError that the call `call` raises if a rank has died, else None.
 
-        An `error` of None stands for a result that came after the death.
+        `error` is the exception of the call, which the RankLostError replaces if the death explains it. `error` is None
+        if the call has a result; the RankLostError then replaces the result if the death is known. Waits, for a limited
+        time, until `interruption` is set.
         """
         is_explained = isinstance(error, CommunicationError) and not isinstance(error, RankLostError | WaitTimeoutError)
         is_explained |= type(error).__module__.startswith("mpi4py")
@@ -250,11 +257,11 @@ class CallRecorder(CallCounter):
         return self.interruption.make_error(self.rank, call) if isinstance(self.interruption, LostRanks) else None
 
     def take_exception(self, call: str, error: BaseException | None, *, is_message: bool = False) -> None:
-        """Make the communicator unusable if an exception in a call, or in a message, may have left it half done.
+        """Make the communicator unusable if an exception may have left a call or a message half done.
 
         Errors of hpccoll and of MPI leave the communicator usable: all ranks raise them, or they come before any data
-        is moved. Raises RankLostError if a death explains the error, or came before the result of a call without an
-        error.
+        is moved. Raises RankLostError if the death of a rank explains the error, or came before the result of a call
+        that raised no error.
         """
         if self.survives and (error is not None or self.is_lost):
             lost = self.replace_error(error, call)
@@ -293,15 +300,3 @@ class CallRecorder(CallCounter):
             self.on_interruption(partial(interruption.make_error, self.rank))
         if self.current is None:
             self.current = INTERRUPTED
-
-
-def _is_used_by_another_thread(state: CallRecorder) -> bool:
-    """Whether the stack of another thread has a method of an object with the attribute `_state` that is `state`."""
-    own = threading.get_ident()
-    for thread, top in sys._current_frames().items():  # noqa: SLF001 - the only interface to other threads
-        frame = top if thread != own else None
-        while frame is not None:
-            if getattr(frame.f_locals.get("self"), "_state", None) is state:
-                return True
-            frame = frame.f_back
-    return False

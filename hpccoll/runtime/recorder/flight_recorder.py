@@ -1,9 +1,10 @@
 """Writes the recorder file of this process: the ring of entries, and the tables to which entries refer.
 
-An entry takes about 0.2 us: one `struct.pack_into` when a call begins, and one store of a word when it ends. Both go to
-a shared mapping of a file, so that the kernel keeps them if the process is killed. The file's pages are allocated at
-once; if that fails, the entries go to private memory instead, because a store to a page that a full file system cannot
-allocate would kill the process. The process holds a lock on its file, by which `remove_old_files` finds unused files.
+An entry takes about 0.2 us: one `struct.pack_into` when a call begins, and one store of a word when the call ends.
+Entries go to a shared mapping of a file, so that the kernel keeps them if the process is killed. The file's pages are
+allocated at once; if that fails, the entries go to private memory instead, because a store to a page that a full file
+system cannot allocate would kill the process. The process holds a lock on its file, by which `remove_old_files` finds
+unused files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import atexit
 import fcntl
 import mmap
 import os
+import struct
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -24,12 +26,13 @@ from zlib import crc32
 
 from hpccoll.native import EntryRing
 from hpccoll.private_files import open_private
-from hpccoll.runtime.recorder import layout
-from hpccoll.runtime.recorder.layout import CallKind, encode_ranks
+from hpccoll.recordings import layout
+from hpccoll.recordings import process_notes as notes
+from hpccoll.recordings.layout import CallKind, encode_ranks
 
 if TYPE_CHECKING:
-    from hpccoll.runtime.recorder.clock_model import ClockModel
-    from hpccoll.runtime.recorder.recording import Recording
+    from hpccoll.recordings.clock_model import ClockModel
+    from hpccoll.recordings.recording import Recording
 
 DIRECTORY: Final = "HPCCOLL_RECORDER"  # if it is set, recorder files are kept in this directory
 _MOST_CLOSED: Final = 64  # closed communicators that stay in the tables
@@ -63,7 +66,7 @@ class FlightRecorder:
         self.memory[8 : len(header)] = header[8:]
         self.memory[:8] = header[:8]
         self.words = memoryview(self.memory).cast("q")
-        # Returns the serial number of the next entry, and its place in bytes and in words; atomic, for all threads.
+        # `take_entry` returns the next entry's serial number, and its place in bytes and in words; it is thread-safe.
         begin = (layout.HEADER_BYTES + 2 * layout.TABLE_BYTES) // 8
         changing = layout.STARTED_WORD, layout.ENDED_WORD, layout.FAILED_WORD, layout.ROUND_AT // 8
         self.take_entry = EntryRing(self.memory, begin, entries, *changing)
@@ -72,6 +75,7 @@ class FlightRecorder:
         self._open: dict[int, str] = {}  # lines of the tables
         self._closed: dict[int, str] = {}
         self._table_version, self._lock = 0, Lock()
+        self._observed: dict[tuple[int, bool], int] = {}  # places of observations, by rank and whether it was dead
 
     def _create_file(self, directory: str, nbytes: int) -> mmap.mmap:
         """Return the mapping of a new file in `directory`; private memory, with a warning, if there can be no file."""
@@ -116,25 +120,25 @@ class FlightRecorder:
         asynchronous: bool = False,
         uneven: bool = False,
     ) -> bytes:
-        """Return the bytes that all entries of a call share; `RecordedCall` describes the arguments.
+        """Return the bytes that describe a call in its entry; `RecordedCall` describes the arguments.
 
         `root` is the peer of a send or receive, and -1 where there is none.
         """
         codes = [self._encode(name) for name in (operation, algorithm, dtype, reduction)]
         flags = layout.ASYNCHRONOUS * asynchronous + layout.UNEVEN * uneven
         fixed = layout.DESCRIPTION.pack(communicator, *codes, count, root, tag, kind, flags)
-        return fixed + layout.NO_COURSE
+        return fixed + layout.NO_TIMES
 
     def make_communicator_id(self) -> int:
-        """Return an id for a new communicator that differs from those of all other processes."""
+        """Return an id for a new communicator; no other process returns the same id."""
         return self._ids()
 
     def add_communicator(
         self, communicator: int, rank: int, size: int, members: tuple[int, ...] | None, name: str = ""
     ) -> None:
-        """Add a communicator of `size` ranks to the tables; `rank` is this rank's in it.
+        """Add a communicator of `size` ranks to the tables; `rank` is the rank of this process in it.
 
-        `members` are the ranks in MPI.COMM_WORLD; None if there are ranks outside of it.
+        `members` lists the communicator's ranks as ranks of MPI.COMM_WORLD; None if some are outside MPI.COMM_WORLD.
         """
         ranks = "" if members is None else encode_ranks(members)
         with self._lock:
@@ -165,9 +169,34 @@ class FlightRecorder:
         self.memory[begin : begin + len(text)] = text
         layout.ENDING_LENGTH.pack_into(self.memory, layout.ENDING_AT, len(text))
 
+    def write_sign_of_life(self, now_ns: int, location: str) -> None:
+        """Record that this process is alive, and the line of the program that it executes."""
+        text = location.encode()[: notes.LOCATION_BYTES]
+        begin = notes.LOCATION_AT + notes.LOCATION_LENGTH.size
+        notes.LOCATION_LENGTH.pack_into(self.memory, notes.LOCATION_AT, 0)  # no reader mixes the old and the new line
+        self.memory[begin : begin + len(text)] = text
+        notes.LOCATION_LENGTH.pack_into(self.memory, notes.LOCATION_AT, len(text))
+        struct.pack_into("<q", self.memory, notes.NOTES_AT, now_ns)
+
+    def write_end_of_job(self, now_ns: int) -> None:
+        """Record that this rank ends the job now, which will end the processes of the other ranks, too."""
+        struct.pack_into("<q", self.memory, notes.NOTES_AT + 8, now_ns)
+
+    def observe(self, now_ns: int, rank: int, state: notes.ObservedState) -> None:
+        """Record the state of another rank's process, as this rank sees it.
+
+        For each process, the latest observation that it is dead is kept, and the latest of another state. There is
+        space for 32 observations; further ones are ignored.
+        """
+        with self._lock:  # several threads observe
+            place = self._observed.setdefault((rank, state is notes.ObservedState.DEAD), len(self._observed))
+        if place < notes.OBSERVATIONS:
+            at = notes.OBSERVATIONS_AT + place * notes.OBSERVATION.size
+            notes.OBSERVATION.pack_into(self.memory, at, now_ns, rank, state)
+
     def read(self) -> Recording:
         """Return the recording so far: the communicators and the latest entries."""
-        from hpccoll.runtime.recorder.recording import parse_recording
+        from hpccoll.recordings.recording import parse_recording
 
         return parse_recording(bytes(self.memory), self.path or "memory")
 
@@ -195,7 +224,7 @@ class FlightRecorder:
         return code
 
     def _write_tables(self) -> None:
-        """Write the next version of the tables over the older copy."""
+        """Write the next version of the tables over the older of their two copies."""
         lines = [f"name\t{code}\t{name}" for name, code in self._names.items()]
         lines += _fit_lines("open", self._open.values(), _OPEN_BYTES)
         lines += _fit_lines("closed", reversed(self._closed.values()), _CLOSED_BYTES)
@@ -214,7 +243,7 @@ def _clean(name: str) -> str:
 
 
 def _fit_lines(state: str, communicators: Iterable[str], nbytes: int) -> list[str]:
-    """Return the lines of communicators up to a size; those that do not fit are shortened or left out."""
+    """Return the communicators' lines, up to `nbytes` bytes in all; lines that do not fit are shortened or left out."""
     lines = []
     for communicator in communicators:
         shorter = communicator.rpartition("\t")[0] + "\t"  # without the members
@@ -243,7 +272,7 @@ def get_recorder() -> FlightRecorder:
 
 
 def remove_old_files(directory: str, rank: int) -> None:
-    """Remove recorder files that this user's ended jobs left in `directory`, so that they do not fill its memory.
+    """Remove recorder files that this user's ended jobs left in `directory`, so that it does not fill up.
 
     Removes files older than a day, and all but the `_MOST_KEPT` newest files of ranks with the number `rank`. Cost: one
     scan of the directory, and a few system calls per removed file.
@@ -274,7 +303,7 @@ def _remove_unused(path: str) -> None:
 
 
 def choose_directory(environ: Mapping[str, str]) -> str:
-    """Return the directory of recorder files: HPCCOLL_RECORDER, or that of shared memory or of temporary files."""
+    """Return the directory of recorder files: HPCCOLL_RECORDER, else HPCCOLL_SHARED_DIR, /dev/shm or tempfile's."""
     given = environ.get(DIRECTORY) or environ.get("HPCCOLL_SHARED_DIR")
     if given or os.path.isdir(_MEMORY_FILE_SYSTEM):  # noqa: PTH112
         return given or _MEMORY_FILE_SYSTEM

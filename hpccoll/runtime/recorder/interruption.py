@@ -1,4 +1,4 @@
-"""Why the calls of a communicator can no longer be carried out: an interrupted call, or dead ranks."""
+"""The reasons why calls of a communicator can no longer be carried out: an interrupted call, or dead ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Interruption:
     cause: str
 
     def make_error(self, rank: int, operation: str = "") -> CommunicationError:  # noqa: ARG002 - see `LostRanks`
-        """Return the error of a call of rank `rank` on the communicator."""
+        """Return the exception that later calls of rank `rank` on the communicator raise; `operation` is ignored."""
         call, effect = f"call {self.number} ({self.call})", "the ranks have different parts of its result"
         if not self.number:
             call, effect = f"a {self.call}", "it is unknown which messages have arrived"
@@ -38,7 +38,7 @@ class LoopExit(Interruption):
     """The notice that rank `rank` has left the loop `survivors`, by break, return or an exception."""
 
     def make_error(self, rank: int, operation: str = "") -> CommunicationError:  # noqa: ARG002 - see `LostRanks`
-        """Return the error of a call of rank `rank` on the communicator."""
+        """Return the exception that later calls of rank `rank` on the communicator raise; `operation` is ignored."""
         return CommunicationError(
             f"rank {rank}: this communicator is unusable, because rank {self.rank} has left the loop hpccoll.survivors "
             "by break, return or an exception, after which it makes no new communicator; let all ranks leave "

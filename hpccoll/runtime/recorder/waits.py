@@ -1,11 +1,12 @@
-"""Waits for other ranks, as the recorder notes them and as `CallRecorder.current` has them."""
+"""Waits for other ranks, as the flight recorder notes them; `CallRecorder.current` is the wait while it lasts."""
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
-from hpccoll.runtime.recorder import layout
+from hpccoll.recordings import layout
 from hpccoll.runtime.recorder.interruption import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class WaitReason:
-    """An asynchronous collective or message, for which a rank may wait; a context manager that lasts as long as a wait.
+    """An asynchronous collective or message; a rank waits for it within a `with` block of this object.
 
-    If other calls overwrite the entry in the recorder before the operation ends, the entry is not changed any more.
+    Once other calls have overwritten the operation's entry in the recorder, the operation records nothing more.
 
     Args:
         state: this rank's calls on the communicator of the operation.
         name: the name of the operation.
-        place: where the entry of the operation is, in words.
+        place: the position of the operation's entry in the recorder file, in 64-bit words.
         number: the number of the collective call; 0 for a message.
         peers: the ranks to which a message is sent, or from which it is received; empty for any rank.
     """
@@ -56,6 +57,7 @@ class WaitReason:
         if self.state.current is not None:
             self.state.refuse_call()
         self._store_time(layout.WAITED_WORD)
+        self.state.thread = threading.get_ident()
         self.state.current = self  # last, because `__exit__` is not called after an exception before
 
     def __exit__(
@@ -65,7 +67,7 @@ class WaitReason:
 
 
 class ReplaceableWait(WaitReason):
-    """A wait that another call may replace as the current one, or that begins during another call."""
+    """A wait that another call may replace as the current wait, or that begins during another call."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Access to the buffers of other ranks in place: whether all ranks can have it, and where the buffers are."""
+"""Finds out whether other ranks can access a rank's buffers in place, and where other ranks' buffers are."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import Any
 
 import numpy as np
 
+from hpccoll.lowering import USER_MEMORY, LocalInstruction, MemoryKind, Program, Reduce, chunk_sizes
 from hpccoll.native import Peers
-from hpccoll.runtime.address_space import USER_MEMORY, AddressSpace, chunk_sizes
+from hpccoll.plan import Operation
+from hpccoll.runtime.address_space import AddressSpace
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.lowering import LocalInstruction, MemoryKind, Program, Reduce
 from hpccoll.runtime.node_memory.file_memory import is_in_file
 from hpccoll.runtime.node_memory.node import NodeMemory
 from hpccoll.runtime.node_memory.symmetric import is_token
-from hpccoll.runtime.plan_executable import Context, PlanKind
+from hpccoll.runtime.plan_executable import PlanContext
 
 # Times of staged runs, and of runs by cross-memory attach (CMA):
 # - all_reduce on 2 ranks of an EPYC, 1, 16 and 64 MiB: 45, 1000 and 5500 us staged, 95, 1400 and 5500 us by CMA;
 # - all_gather on 2 ranks of an EPYC, 4 and 16 MiB: 304 and 1500 us staged, 316 and 1000 us by CMA;
-# - all_reduce of new arrays on 4 ranks of 2 busy cores, 1 and 4 MiB: 2.0 and 13 ms staged, 3.8 and 10 ms by CMA.
-# Where ranks outnumber cores, a long staged run takes more time, because ranks wait for a core at each of its fences.
+# - all_reduce on 4 ranks of 2 cores, 2, 4, 16 and 64 MiB: 0.9, 1.8, 5.7 and 22 ms staged, 1.7, 2.7, 6.3 and 24 ms by
+#   CMA; beside other programs, 4 MiB of new arrays take 13 ms staged and 10 ms by CMA;
+# - reduce_scatter on 4 ranks of 2 cores, 4 and 64 MiB: 1.7 and 22 ms staged, 1.3 and 19 ms by CMA.
+# Where ranks outnumber cores, ranks wait for a core at each fence of a staged run.
 LEAST_REMOTE_BYTES = 256 * 2**10  # of cross-memory attach in two-level plans, and of copies where ranks share cores
-LEAST_REMOTE_REDUCTION_BYTES = 4 * 2**20  # of plans that reduce, where ranks outnumber cores; elsewhere they are staged
+LEAST_REMOTE_REDUCTION_BYTES = 4 * 2**20  # of reduce and reduce_scatter, where ranks outnumber cores
 SHORT_BYTES = 16 * 2**10  # buffers below this size gain nothing from access in place
 LEAST_REMOTE_COPY_BYTES = 8 * 2**20  # of plans that reduce nothing, where every rank has a core
 
@@ -38,8 +41,9 @@ def local_instructions(program: Program) -> list[LocalInstruction]:
 def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall) -> bool:
     """Whether all buffers of this rank that other ranks access in the program can be accessed in place.
 
-    A rank whose buffers no other rank accesses can run either way, but chooses before it knows what others choose.
-    A rank with short buffers on the host chooses to run staged, unless one of the buffers is symmetric.
+    A rank whose buffers no other rank accesses can run in place or staged, but must choose before it knows the choices
+    of the other ranks. A rank with short buffers on the host chooses to run staged, unless one of the buffers is
+    symmetric.
     """
     if program.uses_slots:  # these chunks are in no user's memory
         return False
@@ -61,11 +65,11 @@ def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall
 
 
 def find_least_remote_bytes(node: NodeMemory, program: Program) -> float:
-    """Return the size of the smallest buffers of a program for which cross-memory attach costs less than slots."""
+    """Return the least size of buffers, in bytes, for which cross-memory attach is faster than slots; inf if none."""
     if not node.slots:
         return LEAST_REMOTE_BYTES
     reduces = any(isinstance(instruction, Reduce) for instruction in program.instructions)
-    if node.oversubscribed:
+    if node.oversubscribed and program.plan.operation is not Operation.ALL_REDUCE:
         return LEAST_REMOTE_REDUCTION_BYTES if reduces else LEAST_REMOTE_BYTES
     return inf if reduces else LEAST_REMOTE_COPY_BYTES
 
@@ -73,8 +77,8 @@ def find_least_remote_bytes(node: NodeMemory, program: Program) -> float:
 def find_peer_buffers(node: NodeMemory, locations: Sequence[int]) -> Iterator[tuple[int, MemoryKind, Any, int]]:
     """Yield rank, kind, mapped memory and offset of each input and output of the node's other ranks.
 
-    The memory is None if another process owns it; the offset is then the address. `locations` has two numbers per rank.
-    Maps memfds and does not communicate.
+    The memory is None if another process owns it; the offset is then the address. `locations` lists the locations of
+    the input and the output of each other rank. May map memfds of other ranks, but does not communicate.
 
     Raises:
         UsageError: a location is in a symmetric buffer that was freed on this rank.
@@ -84,7 +88,7 @@ def find_peer_buffers(node: NodeMemory, locations: Sequence[int]) -> Iterator[tu
 
 
 def locate_peers(node: NodeMemory, locations: Sequence[int]) -> tuple[list[int], list[int], list[Any]]:
-    """Return addresses and owners of the node's other ranks' inputs and outputs, and objects that keep mappings alive.
+    """Return three lists: addresses and owners of other ranks' inputs and outputs, and objects that keep them mapped.
 
     An owner is the id of the process in which the address is valid; 0 means this process.
     """
@@ -100,8 +104,8 @@ def locate_peers(node: NodeMemory, locations: Sequence[int]) -> tuple[list[int],
     return addresses, processes, keep
 
 
-def get_peers(context: Context, barrier: str) -> Peers:
-    """Return the native object that finds the other ranks' buffers when they enter a barrier; made once.
+def get_peers(context: PlanContext, barrier: str) -> Peers:
+    """Return the extension's object that finds other ranks' buffers when they enter a barrier; made once per barrier.
 
     `barrier` is the name of the barrier, `node` or `pipeline`.
     """
@@ -110,13 +114,13 @@ def get_peers(context: Context, barrier: str) -> Peers:
     return context.get_native(("peers", barrier), lambda: Peers(processes, partial(locate_peers, node)))
 
 
-def list_peer_bytes(kind: PlanKind) -> list[int]:
-    """Return the bytes of input and output of each other rank of the node."""
-    plan, others, itemsize = kind.lower().plan, np.array(kind.context.node.others, np.int64), kind.call.dtype.itemsize
-    sizes = chunk_sizes(plan, kind.call.count)
+def list_peer_bytes(context: PlanContext, call: CollectiveCall) -> list[int]:
+    """Return a list of sizes in bytes: of the input and the output of each other rank of the node, in rank order."""
+    plan, others = context.lower(call).plan, np.array(context.node.others, np.int64)
+    sizes = chunk_sizes(plan, call.count)
     masks = plan.operation.input_mask, plan.operation.output_mask
     counts = [mask(others, plan.ranks, len(sizes), plan.root) @ sizes for mask in masks]
-    return [int(nbytes) for nbytes in np.stack(counts, axis=1).ravel() * itemsize]
+    return [int(nbytes) for nbytes in np.stack(counts, axis=1).ravel() * call.dtype.itemsize]
 
 
 def add_peer_buffers(space: AddressSpace, node: NodeMemory, locations: Sequence[int]) -> None:

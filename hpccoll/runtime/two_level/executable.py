@@ -12,28 +12,28 @@ from collections.abc import Callable
 from functools import partial
 
 from hpccoll.algorithms.pipelining import MESSAGE_BYTES, choose_segment_count
+from hpccoll.arrays import take_scratch
 from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.lowering import Segment, chunk_sizes, cut_chunks, list_sizes, make_find_start
+from hpccoll.lowering.native_rows import FIRST_SHARED, make_rows
 from hpccoll.native import REMOTE_TILE_BYTES, MemoryTable, PipelineCall, PipelineRun, Segments
-from hpccoll.runtime.address_space import ChunkSegment, SegmentOffsets, chunk_sizes, cut_chunks
 from hpccoll.runtime.backoff import settle
 from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.instructions import FIRST_SHARED, make_rows
 from hpccoll.runtime.messages.mpi_functions import get_handle, get_mpi_functions
 from hpccoll.runtime.native_plan import NativeExecutable, make_program
 from hpccoll.runtime.node_memory.node import compute_fingerprint
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plain_arrays import get_address
-from hpccoll.runtime.plan_executable import Context, PlanKind
+from hpccoll.runtime.plan_executable import PlanContext
 from hpccoll.runtime.queued_run import RunInQueue, bind_start
 from hpccoll.runtime.shared_memory.access import can_access_in_place, get_peers, list_peer_bytes
 from hpccoll.runtime.shared_memory.staged import make_node_locate
-from hpccoll.selection import Selection
 
 FIRST_TAG = 8192  # one tag per slot, above the tags of asynchronous calls
 
 
 class PipelineExecutable(NativeExecutable):
-    """A plan on given buffers that runs as a pipeline of segments; `direct` tells whether this node accesses in place.
+    """A plan on given buffers that runs as a pipeline of segments; `direct` tells whether it accesses buffers in place.
 
     Raises:
         UnavailableError: memory cannot be shared within nodes, or the plan has more chunks than a slot has room for.
@@ -42,10 +42,10 @@ class PipelineExecutable(NativeExecutable):
 
     __slots__ = ("direct", "segments")
 
-    def __init__(self, context: Context, call: CollectiveCall, selection: Selection) -> None:
-        super().__init__(context, call, selection)
-        _require_host_memory(self._kind)
-        self.segments = cut_segments(self._kind)
+    def __init__(self, context: PlanContext, call: CollectiveCall) -> None:
+        super().__init__(context, call)
+        _require_host_memory(context, call)
+        self.segments = cut_segments(context, self._kind)
         self.direct = can_access_in_place(context.node, self._lower(), self._call)
 
     def run(self) -> None:
@@ -57,7 +57,10 @@ class PipelineExecutable(NativeExecutable):
         self._native(*self._addresses)
 
     def _find_native(self) -> Callable[[int, int], None]:
-        """Return a function that runs this collective, with the local work before the plan, on two addresses."""
+        """Return a function that runs this collective on the addresses of an input and an output.
+
+        The function includes the local work before the plan.
+        """
         return partial(_run, self._context, self._begin, self.make_start())
 
     def make_start(self) -> Callable[[int, int, object], RunInQueue]:
@@ -66,13 +69,17 @@ class PipelineExecutable(NativeExecutable):
         The run begins as soon as earlier runs are done and all ranks of the node have started the run.
         `NativeExecutable.make_start` describes the function.
         """
-        native, staged = get_pipeline_call(self._kind, direct=self.direct), get_segments(self._kind, direct=False)
+        context, call = self._context, self._kind
+        make_call = partial(_make_pipeline_call, context, call, direct=self.direct)
+        native = context.get_native(("pipeline", self.direct, call.plan_key), make_call)
+        make_staged = partial(_make_segments, context, call, direct=False)
+        staged = context.get_native(("segments", call.plan_key), make_staged)
         make_run = partial(PipelineRun, native, staged)
-        return bind_start(make_run, self._context.node.pipelines, self._before, self._kind.nbytes)
+        return bind_start(make_run, context.node.pipelines, self._before, self._kind.nbytes)
 
 
 def _run(
-    context: Context,
+    context: PlanContext,
     begin: Callable[[], int],
     start: Callable[[int, int, object], RunInQueue],
     source: int,
@@ -90,21 +97,21 @@ def _run(
         context.progress.advance()
 
 
-def _require_host_memory(kind: PlanKind) -> None:
+def _require_host_memory(context: PlanContext, call: CollectiveCall) -> None:
     """Raise UnavailableError if the node cannot share memory, and UsageError if the buffers are device memory."""
-    full_name = "/".join(map(str, kind.get_compared_arguments()[:2]))
-    kind.context.node.require_memory(full_name)
-    if kind.call.module.on_device:
+    full_name = call.algorithm.full_name if call.algorithm else call.operation.value
+    context.node.require_memory(full_name)
+    if call.module.on_device:
         raise UsageError(
             f"{full_name} does not access device memory on several nodes; choose hierarchical or another algorithm "
             "of messages, or leave the choice to auto"
         )
 
 
-def cut_segments(kind: PlanKind) -> list[ChunkSegment]:
-    """Return the segments into which the chunks are cut, in the order of their start, the same on all ranks."""
-    plan, itemsize, slot_bytes = kind.lower().plan, kind.call.dtype.itemsize, kind.context.node.slot_bytes
-    sizes = chunk_sizes(plan, kind.call.count)
+def cut_segments(context: PlanContext, call: CollectiveCall) -> list[Segment]:
+    """Return the segments into which chunks are cut, in the order in which they are started; equal on all ranks."""
+    plan, itemsize, slot_bytes = context.lower(call).plan, call.dtype.itemsize, context.node.slot_bytes
+    sizes = chunk_sizes(plan, call.count)
     room = slot_bytes // itemsize - len(sizes)  # segments of a chunk differ by at most one element
     if room < len(sizes):
         raise UnavailableError(
@@ -115,22 +122,10 @@ def cut_segments(kind: PlanKind) -> list[ChunkSegment]:
     return cut_chunks(sizes, count)
 
 
-def get_pipeline_call(kind: PlanKind, *, direct: bool) -> PipelineCall:
-    """Return the native pipeline for calls of a kind, in place if `direct`, else through slots; made once per kind."""
-    form = "pipeline in place" if direct else "pipeline"
-    return kind.context.get_native(kind.make_key(form), partial(_make_pipeline_call, kind, direct=direct))
-
-
-def get_segments(kind: PlanKind, *, direct: bool) -> Segments:
-    """Return the native segments for calls of a kind, in place if `direct`, else through slots; made once per kind."""
-    form = "segments in place" if direct else "segments"
-    return kind.context.get_native(kind.make_key(form), partial(_make_segments, kind, direct=direct))
-
-
-def _make_pipeline_call(kind: PlanKind, *, direct: bool) -> PipelineCall:
-    """Make the native pipeline for calls of a kind, in place if `direct`, else through slots."""
-    node, context, arguments = kind.context.node, kind.context, kind.get_compared_arguments()
-    divides = kind.call.reduction.divides and kind.nbytes[1] > 0
+def _make_pipeline_call(context: PlanContext, call: CollectiveCall, *, direct: bool) -> PipelineCall:
+    """Return the native pipeline (C code) for calls like `call`, in place if `direct`, else through slots."""
+    node, arguments = context.node, call.compared_arguments
+    divides = call.reduction.divides and call.nbytes[1] > 0
     return PipelineCall(
         get_mpi_functions(),
         get_handle(context.comm),
@@ -141,29 +136,33 @@ def _make_pipeline_call(kind: PlanKind, *, direct: bool) -> PipelineCall:
         shared_buffers(),
         node.symmetric,
         get_peers(context, "pipeline") if direct else None,
-        get_segments(kind, direct=True) if direct else None,
-        make_program(kind, [], 0, divides=True) if divides else None,
-        kind.call.operation.value,
+        _make_segments(context, call, direct=True) if direct else None,
+        make_program(context, call, [], 0, divides=True) if divides else None,
+        call.operation.value,
         partial(node.raise_mismatch, arguments),
     )
 
 
-def _make_segments(kind: PlanKind, *, direct: bool) -> Segments:
-    """Make the native segments: one program per segment, and one table of memory addresses per slot."""
-    node, call, itemsize = kind.context.node, kind.call, kind.call.dtype.itemsize
-    segments = cut_segments(kind)
-    lowered = [kind.lower(segment.sizes, staged=not direct) for segment in segments]
+def _make_segments(context: PlanContext, call: CollectiveCall, *, direct: bool) -> Segments:
+    """Return the extension's `Segments`: one program per segment, and one table of memory addresses per slot.
+
+    The programs access other ranks' buffers in place if `direct`, else through slots.
+    """
+    node, itemsize = context.node, call.dtype.itemsize
+    segments = cut_segments(context, call)
+    lowered = [context.lower(call, list_sizes(segment), staged=not direct) for segment in segments]
     used = -(-max(program.work + program.landing for program in lowered) * itemsize // 16) * 16
     stride = used + (2 * REMOTE_TILE_BYTES if direct else 0)  # a multiple of 16, which every element size divides
-    shared = [node.slot_bytes] * len(node.ranks) + (list_peer_bytes(kind) if direct else [])
+    shared = [node.slot_bytes] * len(node.ranks) + (list_peer_bytes(context, call) if direct else [])
     programs = []
     for program, segment in zip(lowered, segments, strict=True):
-        offsets = SegmentOffsets(program.plan, call.count, segment, node.rank)
-        locate = make_node_locate(node, program, itemsize, FIRST_SHARED, offsets)
+        find_start = make_find_start(program.plan, call.count, segment, node.rank)
+        locate = make_node_locate(node, program, itemsize, FIRST_SHARED, find_start)
         rows, requests = make_rows(program.instructions, locate, itemsize)
-        bounce = used if direct else -1
-        programs.append(make_program(kind, rows, stride, shared, divides=False, bounce=bounce, requests=requests))
-    scratch = kind.context.shared_scratch.take(call.module, call.dtype, stride // itemsize * len(node.pipeline_slots))
+        options = {"bounce": used if direct else -1, "requests": requests}
+        programs.append(make_program(context, call, rows, stride, shared, divides=False, **options))
+    count = stride // itemsize * len(node.pipeline_slots)
+    scratch = take_scratch(context.shared_scratch, call.module, call.dtype, count)
     peers = [0] * (2 * len(node.others) if direct else 0)
     tables: list[MemoryTable] = []
     for number, slot in enumerate(node.pipeline_slots):

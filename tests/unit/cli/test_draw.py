@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageSequence
 
-from hpccoll.cli import output
 from hpccoll.cli.draw import FORMATS
 from hpccoll.cli.main import main
+from hpccoll.processes import launched_rank
 
 RING = "all_reduce/ring"
 
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in output._RANK_VARIABLES:
+    for name in launched_rank.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

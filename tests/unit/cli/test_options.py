@@ -23,7 +23,7 @@ class OuterOptions:
 
     names: tuple[str, ...] = argument(nargs=-1)
     min_bytes: int = option("-b", "--smallest", default=8)
-    starting: InnerOptions = option_group(InnerOptions)  # noqa: RUF009 - returns a field, as `option` does
+    starting: InnerOptions = option_group(InnerOptions)
     seed: int = option("--seed", default=0)
     blocks: int = 3
 

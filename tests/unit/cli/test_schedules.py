@@ -8,14 +8,14 @@ import jsonschema
 import pytest
 from PIL import Image
 
-from hpccoll.cli import output
 from hpccoll.cli.main import main
+from hpccoll.processes import launched_rank
 from hpccoll.records import make_json_schema
 
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in output._RANK_VARIABLES:
+    for name in launched_rank.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

@@ -11,18 +11,18 @@ from click.testing import CliRunner
 
 from hpccoll.algorithms import get_algorithm
 from hpccoll.cli import main as cli
-from hpccoll.cli import output
 from hpccoll.cli.machine_options import parse_seconds, parse_seconds_per_byte
 from hpccoll.cli.simulate import simulate as command
 from hpccoll.errors import UsageError
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.plan import Operation
+from hpccoll.processes import launched_rank
 from tests.record_schema import require_valid
 
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in output._RANK_VARIABLES:
+    for name in launched_rank.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 

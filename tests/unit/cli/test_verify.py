@@ -19,11 +19,11 @@ from click.testing import CliRunner
 
 from hpccoll.algorithms import get_algorithm, list_algorithm_names, list_algorithms, loader, make_algorithm
 from hpccoll.cli import main as cli
-from hpccoll.cli import output
 from hpccoll.cli import verify as command
 from hpccoll.errors import CommunicationError, UnavailableError, UsageError
 from hpccoll.plan import Cost, Groups, Move, Operation, Rounds, Span, empty_rounds
 from hpccoll.plan.interchange.json_plans import to_json
+from hpccoll.processes import launched_rank
 from tests.record_schema import require_valid
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +34,7 @@ HEAVY = ("mpi4py", "torch", "matplotlib", "scipy", "cupy")
 def hpccoll(*arguments: str, code: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own; `code` runs before it."""
     program = f"import sys\n{code}\nfrom hpccoll.cli.main import COMMANDS, main\nsys.exit(main(sys.argv[1:]))"
-    clean = {name: value for name, value in os.environ.items() if name not in output._RANK_VARIABLES}
+    clean = {name: value for name, value in os.environ.items() if name not in launched_rank.RANK_VARIABLES}
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
         env=clean | {"PYTHONPATH": str(ROOT)} | environ,
@@ -47,7 +47,7 @@ def hpccoll(*arguments: str, code: str = "", **environ: str) -> subprocess.Compl
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in output._RANK_VARIABLES:
+    for name in launched_rank.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -232,10 +232,10 @@ def test_under_a_launcher_only_rank_0_prints(name, rank):
 
 
 def test_the_mpiruns_word_comes_before_slurms():
-    assert output.get_launched_rank({"SLURM_PROCID": "0", "PMI_RANK": "3"}) == 3
-    assert output.get_launched_rank({"SLURM_PROCID": "5"}) == 5
-    assert output.get_launched_rank({"PMI_RANK": "x"}) is None
-    assert output.get_launched_rank({}) is None
+    assert launched_rank.get_launched_rank({"SLURM_PROCID": "0", "PMI_RANK": "3"}) == 3
+    assert launched_rank.get_launched_rank({"SLURM_PROCID": "5"}) == 5
+    assert launched_rank.get_launched_rank({"PMI_RANK": "x"}) is None
+    assert launched_rank.get_launched_rank({}) is None
 
 
 def test_a_reader_that_goes_away_leaves_no_traceback():
@@ -253,8 +253,21 @@ def test_a_reader_that_goes_away_leaves_no_traceback():
     assert result.returncode == cli.CLOSED_PIPE
 
 
-def test_an_interrupted_run_keeps_its_records_and_ends_in_130(tmp_path):
-    target = tmp_path / "proofs.jsonl"
+def test_output_to_a_full_device_leaves_no_traceback():
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        command = [sys.executable, "-m", "hpccoll.cli.main", "verify", "--ranks", "2", "barrier/tree"]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        result = subprocess.run(
+            command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert list_lines_without_progress(result.stderr) == [
+        "Error: output cannot be written: No space left on device; free some space"
+    ]
+    assert result.returncode == 3
+
+
+def test_an_interrupted_run_keeps_its_records_and_ends_at_once_in_130(tmp_path):
+    target, before = tmp_path / "proofs.jsonl", os.times()
     process = subprocess.Popen(
         [sys.executable, "-m", "hpccoll.cli.main", "verify", "--ranks", "1:128", "--json", str(target)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -266,10 +279,14 @@ def test_an_interrupted_run_keeps_its_records_and_ends_in_130(tmp_path):
     limit = time.monotonic() + 60
     while time.monotonic() < limit and not (target.exists() and target.read_text().count("\n") > 1):
         time.sleep(0.05)
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+    worked = sum(each.cpu_times().user for each in family)
     os.killpg(process.pid, 2)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == cli.INTERRUPTED, errors
-    assert "interrupted; finished records are kept" in errors
+    lines = [line for line in list_lines_without_progress(errors) if line]  # progress ends with an empty line
+    assert lines == ["interrupted; finished records are kept"]
+    assert os.times().children_user - before.children_user - worked < 0.3  # the rest of a batch takes longer
     assert all(json.loads(line)["proven"] for line in target.read_text().splitlines()[1:])
 
 

@@ -53,6 +53,24 @@ def test_measured_times_come_first(tmp_path, monkeypatch, capsys):
     assert (record["algorithm"], record["source"]) == ("ring", "table")
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("all_reduce 1K --ranks 3", "mpirun -n 3 hpccoll bench all_reduce -b 1024 -e 1024"),
+        (
+            "allreduce 8 --ranks 2 -d f8 -o max --buffer symmetric --machine dgx-h100",
+            "mpirun -n 2 hpccoll bench all_reduce -b 8 -e 8 -d f8 -o max --buffer symmetric --machine dgx-h100",
+        ),
+        ("broadcast 8 --ranks 4 --nodes 2", "mpirun -n 4 hpccoll bench broadcast -b 8 -e 8, in a job of 2 nodes"),
+        ("barrier --ranks 2", "mpirun -n 2 hpccoll bench barrier"),
+    ],
+)
+def test_the_command_that_measures_the_call_has_its_options(words, command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["which", *words.split()]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"next    {command}"
+
+
 def test_it_says_why_the_library_is_no_candidate(capsys):
     assert cli.main(["which", "all_reduce", "8", "--ranks", "2", "-o", "max"]) == 0
     assert "not mpi MPI does not define max of NaN" in capsys.readouterr().out

@@ -111,6 +111,8 @@ def test_runs_are_in_turns_if_no_round_begins_before_the_last_one_has_run():
         return ComparedSide("A", runs)
 
     assert order_by_turns(make(4, 1, 5), make(3, 2, 6))
+    assert order_by_turns(make(1, 3), make(2, 4))
+    assert not order_by_turns(make(1), make(2))
     assert not order_by_turns(make(1, 2, 3), make(4, 5, 6))
     assert not order_by_turns(make(1, 3), make(2))
     assert not order_by_turns(make_side("A", make_records(1)), make_side("B", make_records(2)))

@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 
 from hpccoll.compare.comparison import SIGNIFICANCE, compare_sides
+from hpccoll.compare.drift import Control, measure_drift
 from hpccoll.compare.noise import (
     DISTURBED_NOISE,
     FAR,
     compute_batch_variance,
     compute_excess,
+    estimate_spread,
     find_disturbed_operations,
 )
-from hpccoll.compare.run_table import _leave_out_disturbed
+from hpccoll.compare.run_table import _find_uneven_speed, _leave_out_disturbed
 from hpccoll.measure.results.collective_record import make_collective_record
 from hpccoll.records import CollectiveRecord, StopReason, Verdict
-from tests.unit.compare.synthetic_runs import CASE, OPERATIONS, make_records, make_side
+from tests.unit.compare.synthetic_runs import CASE, CONTENDERS, OPERATIONS, make_records, make_side
 
 
 def make_row(samples_us: list[float]) -> CollectiveRecord:
@@ -43,6 +45,30 @@ def test_the_variance_of_a_median_follows_from_the_medians_of_ten_batches():
 
 def test_only_the_variance_beyond_that_of_most_rows_is_in_excess():
     assert compute_excess(np.array([1.0, 2.0, 5.0])).tolist() == [0, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "control", "noise"),
+    [(8, Control.MPI, 0.02), (7, Control.MPI, 0.05), (8, Control.NONE, 0.15)],
+)
+def test_rows_that_agree_exactly_still_have_the_least_noise_of_their_number_and_control(rows, control, noise):
+    spread = estimate_spread(np.zeros(rows), np.full(rows, 2.0), np.zeros(rows, np.int64), control, paired=False)
+    assert spread.variance == noise**2 / 2  # of one run; `noise` is the standard deviation of a difference of two
+    assert spread.degrees == rows - 1
+
+
+@pytest.mark.parametrize("is_enough", [False, True])
+def test_five_rows_of_engine_mpi_show_the_speed_of_the_machine_and_four_do_not(is_enough):
+    sizes = (8, 16, 32, 64, 128)[: 4 + is_enough]
+    keys = [
+        row.key for row in make_records(0, operations=("scatter",), sizes=sizes, contenders=CONTENDERS[:2], count=1)
+    ]
+    logs = np.array([[0.0], [0.1]]) * np.ones(len(keys))
+    drift = measure_drift(Control.MPI, keys, logs, 1, paired=False)
+    assert drift.doubt == ("" if is_enough else "only 4 rows of engine mpi, 5 are needed")
+    uneven, signs = _find_uneven_speed(keys, logs[1], drift.is_control, replaceable=False)
+    assert signs == (["in scatter by +10%"] if is_enough else [])
+    assert uneven.tolist() == [is_enough] * len(keys)
 
 
 @pytest.mark.parametrize("is_other_disturbed", [False, True])

@@ -15,8 +15,11 @@ from hpccoll.crash import (
     Reason,
     analyze,
     format_analysis,
+    format_call,
+    format_last_operations,
     format_ranks,
 )
+from hpccoll.crash.wait_graph import build_wait_graph
 
 ALL_REDUCE = (("count", "1000"), ("dtype", "float64"), ("algorithm", "ring"))
 STUCK_AT = 10.0
@@ -179,6 +182,12 @@ def test_two_receives_wait_for_each_other():
     assert (found.reason, found.guilty, found.suspects) == (Reason.CYCLE, (), (0, 1))
 
 
+@pytest.mark.parametrize(("source", "awaited"), [(0, set()), (None, set()), (2, {1})])
+def test_a_send_waits_for_no_rank_once_its_receive_has_begun(source, awaited):
+    evidence = job(history(3, make_message("send", 1)), history(3, make_message("recv", source)), history(3))
+    assert build_wait_graph(evidence).waits[0] == awaited
+
+
 def test_a_receive_waits_for_its_sender():
     found = analyze(job(history(3, make_message("recv", 1)), history(3), history(3)))
     assert (found.reason, found.guilty) == (Reason.ABSENT, (1,))
@@ -195,6 +204,22 @@ def test_fewer_rounds_than_all_others_are_named():
     ranks = [history(3, call(4, done=False, round=completed)) for completed in (2, 2, 1)]
     assert analyze(job(*ranks)).guilty == (2,)
     assert analyze(job(*ranks, history(3, call(4, done=False, round=1)))).guilty == ()
+
+
+def test_the_rounds_of_ranks_in_one_call_are_a_number_or_a_range():
+    for completed, said in (((2, 2), "2 of 6 rounds complete"), ((1, 2, 4), "1 to 4 of 6 rounds complete")):
+        evidence = job(*(history(3, call(4, done=False, round=each, rounds=6)) for each in completed))
+        assert f"(all_reduce, count 1000, dtype float64, algorithm ring), {said}, for 6.0 s" in format_analysis(
+            evidence, analyze(evidence)
+        )
+
+
+def test_calls_and_last_operations_as_text():
+    assert format_call(make_message("recv", None)) == "recv from any rank"
+    assert format_call(make_message("send", 1)) == "send to rank 1"
+    assert format_call(call(4)) == "call 4 (all_reduce, count 1000, dtype float64, algorithm ring)"
+    told = format_last_operations(job(history(0, call(1, "barrier", ())), members={"1": (0, 1)}), (0, 1))
+    assert told == "rank 0 after call 1 (barrier); rank 1 has no recording"
 
 
 def test_nothing_is_invented():

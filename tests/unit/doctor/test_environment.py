@@ -6,7 +6,7 @@ import pytest
 
 from hpccoll.doctor import environment, slurm
 from hpccoll.doctor.finding import Finding, Severity
-from hpccoll.runtime.command import CommandResult
+from hpccoll.processes.command import CommandResult
 
 
 def find_worst(findings: list[Finding]) -> Severity:

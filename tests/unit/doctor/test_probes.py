@@ -28,8 +28,8 @@ from hpccoll.doctor import (
 from hpccoll.doctor.finding import Finding, Severity
 from hpccoll.doctor.requirements import require_capabilities
 from hpccoll.errors import UnavailableError
-from hpccoll.runtime.command import CommandResult, run_python
-from hpccoll.runtime.start_limit import kill_after
+from hpccoll.processes.command import CommandResult, run_python
+from hpccoll.processes.start_limit import kill_after
 
 SHM = Path("/dev/shm")
 CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
@@ -167,7 +167,9 @@ def test_unattached_sysv_segments_are_reported(tmp_path):
 
 
 def test_cross_memory_attach_outcomes():
-    assert limits.check_cross_memory_attach(30).provides in (("cma",), ())
+    finding = limits.check_cross_memory_attach(30)
+    assert finding.provides in (("cma",), ())
+    assert finding.evidence.startswith("process_vm_readv, a parent reads its child: ")
     text = ctypes.create_string_buffer(b"text")
     address = ctypes.addressof(text)
     assert probe_cma.read_process(os.getpid(), address, b"text") == "worked"
@@ -182,7 +184,7 @@ def test_cross_memory_probe_does_not_load_mpi():
 
 
 def test_process_is_killed_after_the_time_limit():
-    script = "from hpccoll.runtime.start_limit import kill_after\nimport time\n"
+    script = "from hpccoll.processes.start_limit import kill_after\nimport time\n"
     script += "with kill_after(1.0, 'MPI did not come'): time.sleep(600)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL

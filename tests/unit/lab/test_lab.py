@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,13 @@ from click.testing import CliRunner
 
 from hpccoll.cli.lab import lab
 from hpccoll.cli.main import main
-from hpccoll.errors import UnavailableError, UnknownNameError, UsageError
+from hpccoll.errors import CommunicationError, UnavailableError, UnknownNameError, UsageError
 from hpccoll.lab import isolation, launch, network, requirements
 from hpccoll.lab.cluster import Lab
 from hpccoll.lab.cluster_spec import ClusterSpec, find_paths_below_tmp, format_rate, parse_latency, parse_rate
 from hpccoll.lab.isolation import Isolation
-from hpccoll.lab.slurm_conf import format_hosts_file, format_slurm_conf
+from hpccoll.lab.lab_processes import LabProcesses
+from hpccoll.lab.slurm_conf import find_free_ports, format_hosts_file, format_slurm_conf
 from hpccoll.lab.state_dir import MARKER, LabPaths, clear_state_dir
 
 PATHS = LabPaths(Path("/tmp/some/lab"), "jane")
@@ -113,6 +116,45 @@ def test_slurm_conf_of_flat_mode_has_one_port_per_daemon(monkeypatch):
     assert said["SlurmctldPort"] == "7000"
     assert said["CommunicationParameters"] == "NoInAddrAny,NoCtldInAddrAny"
     assert "NodeHostname=laptop NodeAddr=127.0.0.1 Port=7002" in said["node2"]
+
+
+def test_free_ports_differ():
+    ports = find_free_ports(3)
+    assert len(set(ports)) == 3
+    assert min(ports) >= 1024
+
+
+def test_a_node_is_off_once_its_init_process_has_ended():
+    own = LabProcesses(PATHS, ClusterSpec(nodes=3), Isolation.FLAT)
+    ended, running = subprocess.Popen(["true"]), subprocess.Popen(["sleep", "60"])
+    try:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        own.nodes["node1"].process, own.nodes["node2"].process = ended, running
+        own.collect_ended_processes()
+        assert [node.process for node in own.nodes.values()] == [None, running, None]
+    finally:
+        running.kill()
+        running.wait()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("command", "limit_s"), [(["true"], 1000.0), (["sleep", "60"], 0.0)])
+def test_a_node_that_ends_or_takes_too_long_at_its_start_is_named(command, limit_s, monkeypatch):
+    monkeypatch.setattr("hpccoll.lab.lab_processes.START_LIMIT_S", limit_s)
+    own = LabProcesses(PATHS, ClusterSpec(nodes=1), Isolation.USER)
+    with subprocess.Popen(command) as process:
+        own.nodes["node1"].process = process
+        with pytest.raises(CommunicationError, match=r"node1 did not start; see .*node1\.log"):
+            own.connect_node("node1")
+        process.kill()
+
+
+def test_a_node_that_is_off_is_not_throttled():
+    own = LabProcesses(PATHS, ClusterSpec(nodes=1), Isolation.FLAT)
+    with pytest.raises(UsageError, match="node1 is off; `hpccoll lab power node1 on` first"):
+        own.throttle_node("node1", 50)
+    with pytest.raises(UsageError, match=r"--percent 96: give 0 \(full speed\) to 95"):
+        own.throttle_node("node1", 96)
 
 
 def test_find_paths_below_tmp_drops_nested_paths():

@@ -48,6 +48,8 @@ def test_rules_reach_half_way_to_the_neighbours_and_join() -> None:
     assert (first.first, first.last, first.algorithm) == (0, 512, RING)
     assert [round(each, 2) for each in first.speedups] == [2.0, 2.5]
     assert (second.first, second.last) == (8193, 131072)
+    (middle,) = choose_rules([measured(size, 100, us) for size, us in ((64, 100), (256, 50), (4096, 100))])
+    assert (middle.first, middle.last) == (129, 1024)
     (single,) = choose_rules([measured(1000, 100, 50)])
     assert (single.first, single.last) == (1000, 1000)
 

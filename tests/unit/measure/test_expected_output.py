@@ -7,11 +7,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from hpccoll.measure.data import PERIOD, compute_expected_result, make_input
+from hpccoll.arrays import NUMPY, get_dtype
+from hpccoll.measure.data import PERIOD, ExpectedResult, make_input
 from hpccoll.measure.expected_output import INPUT_HAS_BLOCKS, make_expected_output
 from hpccoll.measure.workload import Workload, WorkloadSpec
 from hpccoll.plan import Operation
-from hpccoll.runtime.arrays import NUMPY, get_dtype
+from tests.expected_result import compute_expected_result
 
 SEED = 3
 COUNTS = (0, 1, 7, PERIOD, PERIOD + 1, PERIOD + 4500)
@@ -71,6 +72,12 @@ def test_the_same_outputs_are_right_as_by_whole_inputs(operation, dtype):
             for redop in redops:
                 for rank in range(ranks):
                     assert_same_judgement(make_spec(operation, count, dtype, redop, rank, ranks))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "bfloat16"])
+def test_nan_is_right_only_where_it_is_expected(dtype):
+    expected, output = (np.array(values, get_dtype(dtype).numpy) for values in ([np.nan, 1, 2], [np.nan, np.nan, 2]))
+    assert ExpectedResult(expected, None).count_wrong(output) == 1
 
 
 @pytest.mark.parametrize("operation", [each for each in Operation if each is not Operation.BARRIER])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import array
+import sys
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpccoll.errors import UnavailableError
 from hpccoll.mpi4py.messages import read_message
 from hpccoll.mpi4py.signatures import BYTES, find_element_type
 
@@ -92,3 +94,18 @@ def test_datatypes_with_equal_signatures_have_one_element_type():
     mixed = MPI.INT.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE])
     assert find_element_type(mixed) == find_element_type(MPI.DOUBLE_INT) == find_element_type(MPI.BYTE) == BYTES
     assert find_element_type(MPI.LONG) == find_element_type(MPI.INT64_T) == np.int64
+
+
+class DeviceArray:
+    """An array of a library that hpccoll does not know, in device memory."""
+
+    __cuda_array_interface__ = {  # noqa: RUF012 - the interface is an attribute
+        "shape": X.shape, "typestr": X.dtype.str, "data": (X.ctypes.data, False), "version": 3,
+    }  # fmt: skip
+
+
+def test_device_memory_needs_a_library_that_copies_it(monkeypatch):
+    for library in ("cupy", "torch"):
+        monkeypatch.delitem(sys.modules, library, raising=False)
+    with pytest.raises(UnavailableError, match="DeviceArray is in device memory"):
+        read(DeviceArray())

@@ -61,13 +61,19 @@ static int my_irecv(void *data, int count, int32_t type, int source, int tag, in
 }
 
 static int my_test(int32_t *request, int *flag, void *status) {
-    (void)status;
+    memset(status, 0, sizeof(MessageStatus));
     pthread_mutex_lock(&lock);
     *flag = decode(*request)->is_done;
     if (*flag) {
         *request = 0;
     }
     pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+static int my_get_count(const void *status, int32_t type, int *count) {
+    (void)status, (void)type;
+    *count = NBYTES;
     return 0;
 }
 
@@ -80,4 +86,5 @@ static void add_doubles(char **arguments, const ptrdiff_t *count, const ptrdiff_
 
 static Reducer adder = {.itemsize = 8, .loop = add_doubles};
 static const MpiLibrary library = {.isend = (AnyFunction *)my_isend, .irecv = (AnyFunction *)my_irecv,
-                                   .test = (AnyFunction *)my_test, .byte = 7};
+                                   .test = (AnyFunction *)my_test, .get_count = (AnyFunction *)my_get_count,
+                                   .byte = 7};

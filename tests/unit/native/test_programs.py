@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from hpccoll.lowering.native_rows import CLAIM, COPY, DIVIDE, FENCE, REDUCE, TILE, claim_reads
 from hpccoll.native import CallTable, EntryRing, MemoryTable, NodeBarrier, Program, Reducer, StagedCall
-from hpccoll.runtime.instructions import CLAIM, COPY, DIVIDE, FENCE, REDUCE, TILE, claim_reads
 
 ADD = Reducer(np.add, 8, np.dtype("f8").num, -1)
 LIMITS = np.array([64, 64, 64, 64], np.int64)

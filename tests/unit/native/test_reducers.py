@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpccoll.runtime.arrays.dtypes import DTYPES
-from hpccoll.runtime.arrays.host_reducers import make_reducer
-from hpccoll.runtime.arrays.reductions import FUNCTIONS, Reduction
+from hpccoll.arrays import host_reducers
+from hpccoll.arrays.dtypes import DTYPES
+from hpccoll.arrays.host_reducers import make_reducer
+from hpccoll.arrays.reductions import FUNCTIONS, Reduction
+from hpccoll.errors import ReductionError
 
 LENGTHS = (0, 1, 2, 3, 7, 8, 9, 31, 255, 256, 257, 1000)
 # Bits of float16 or bfloat16: zeros, ones, least and greatest subnormals and normals, infinities, NaNs; both signs.
@@ -133,3 +135,30 @@ def test_a_function_of_the_user_gets_arrays_of_the_dtype():
     make_reducer(subtract, DTYPES["float64"])(get_address(x), get_address(y), get_address(y), y.nbytes)
     assert y.tolist() == [-1.0, 0.0, 1.0, 2.0, 3.0]
     assert seen == [(np.dtype("f8"), (5,))]
+
+
+UFUNCS = (
+    (np.hypot, "float32"), (np.hypot, "float64"), (np.logaddexp, "float16"), (np.copysign, "float64"),
+    (np.multiply, "complex64"), (np.gcd, "int32"), (np.left_shift, "uint8"), (np.logical_xor, "bool"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "name"), UFUNCS)
+def test_a_ufunc_of_the_user_is_computed_without_python(function, name, monkeypatch):
+    monkeypatch.setattr(host_reducers, "combine_into", None)
+    rng, dtype = np.random.default_rng(7), DTYPES[name]
+    reducer = make_reducer(function, dtype)
+    for length in LENGTHS[1:]:
+        left, right = (draw(rng, dtype, length) for _ in range(2))
+        wanted, out = function(left, right), np.empty(length, dtype.numpy)
+        for target in (out, left):
+            reducer(get_address(left), get_address(right), get_address(target), out.nbytes)
+            assert same_bits(target, wanted), length
+
+
+@pytest.mark.parametrize("function", [np.logical_and, np.matmul])
+def test_other_ufuncs_are_called_as_functions(function):
+    """`logical_and` has no loop with results of the dtype, and `matmul` none by element."""
+    x, out = np.ones(3), np.zeros(3)
+    with pytest.raises(ReductionError, match="returned"):
+        make_reducer(function, DTYPES["float64"])(get_address(x), get_address(x), get_address(out), x.nbytes)

@@ -10,8 +10,10 @@ from hpccoll.parallel.mesh import Mesh
 torch = pytest.importorskip("torch")
 
 from hpccoll.parity.case import build_case, load_build_function  # noqa: E402 - torch may not be here
+from hpccoll.parity.diagnosis import find_permuted_shards  # noqa: E402
 from hpccoll.parity.fault import ComparedTensor, FoundShard  # noqa: E402
 from hpccoll.parity.shard_location import ShardIndex, locate_shard  # noqa: E402
+from hpccoll.parity.simulated_faults import _format_layers  # noqa: E402
 from hpccoll.parity.tensor_faults import find_factor, find_missing_reduction, list_factors  # noqa: E402
 
 WHOLE = torch.arange(24.0).reshape(6, 4)
@@ -46,6 +48,23 @@ def test_only_some_of_the_shards_are_not_the_whole_tensor():
     assert torch.equal(tensor.assemble(), WHOLE)
     assert not tensor.differing
     assert tensor.error == 0
+
+
+def test_only_some_tensors_in_another_order_than_the_ranks_are_a_fault():
+    halves = [ShardIndex(0, torch.tensor(rows)) for rows in ([0, 1, 2], [3, 4, 5])]
+    ordered, permuted = (
+        ComparedTensor(name, WHOLE, [FoundShard(rank, index, index.take(WHOLE)) for rank, index in enumerate(own)], 0.0)
+        for name, own in (("a", halves), ("b", halves[::-1]))
+    )
+    fault = find_permuted_shards(Mesh(tp=2), {"a": ordered, "b": permuted})
+    assert fault.text == "the shards of b are not in the order of the ranks of tp"
+    assert find_permuted_shards(Mesh(tp=2), {"a": ordered}) is None
+    assert find_permuted_shards(Mesh(tp=2), {"b": permuted}) is None
+
+
+def test_one_layer_has_its_name_and_several_are_like_the_first():
+    assert _format_layers(["layers.0.weight"]) == "layers.0"
+    assert _format_layers(["layers.0.weight", "layers.1.weight"]) == "each layer like layers.0"
 
 
 def make_tensor(*values, bound=1e-9):

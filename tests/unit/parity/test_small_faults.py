@@ -37,10 +37,18 @@ def build_case(dtype=torch.float64, **changes):
     return replace(ParityCase(model, batch, compute_loss, backward=run_backward), **changes)
 
 
-def check_case(case):
+def check_case(case, steps=STEPS):
     """Return the summary of the parity check of a case."""
     with hpccoll.Communicator() as comm:
-        return check_parity(comm, case, "dp=1", ParityOptions(steps=STEPS)).summary
+        return check_parity(comm, case, "dp=1", ParityOptions(steps=steps)).summary
+
+
+def test_layers_of_equal_values_are_told_apart_by_their_names():
+    def build():
+        layers = torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3)
+        return build_case(model=torch.nn.Sequential(*layers).double().eval())
+
+    assert check_case(build, steps=1).wrong == 0
 
 
 @pytest.mark.slow

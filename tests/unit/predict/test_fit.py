@@ -13,7 +13,7 @@ from hpccoll.plan import Link, Machine, Operation, simulate
 from hpccoll.predict.fit import BAND_BORDERS, MeasuredRow, fit_machine
 from hpccoll.predict.forecast import choose_forecast_chunks, fill_nodes, forecast, simulate_pipelined
 from hpccoll.predict.forecast_grid import ForecastGrid, forecast_grid, list_rank_counts
-from hpccoll.predict.winner_map import draw_winner_map
+from hpccoll.predict.winner_map import _find_label_place, draw_winner_map
 from hpccoll.selection.cost_model import MAX_CHUNKS, choose_chunk_count
 
 NAMES = ("ring", "recursive_doubling", "tree", "rabenseifner")
@@ -214,6 +214,11 @@ def test_the_border_of_algorithms_that_tie_is_smooth():
     diagonal = points[points[:, 0] < 2.9]
     assert len(diagonal) > 100
     assert abs(2 * (diagonal[:, 0] - 1) - (diagonal[:, 1] - 3) / 2 + 0.5).max() < 1e-3
+
+
+def test_a_label_fits_into_a_region_that_is_larger_by_a_twelfth():
+    assert _find_label_place(np.ones((24, 24), np.bool_), 24, 24) is None
+    assert _find_label_place(np.ones((26, 26), np.bool_), 24, 24) == (12, 12)
 
 
 def test_labels_are_inside_their_regions_and_small_regions_are_in_the_legend():

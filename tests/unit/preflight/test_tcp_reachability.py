@@ -84,6 +84,12 @@ def test_a_report_with_the_secret_counts_and_its_terminal_commands_are_escaped(s
     assert server.reports == {1: {0: r"no \x1b[31mroute"}}
 
 
+def test_a_report_may_have_400_bytes_for_each_node(server, port):
+    report = {"node": 1, "failed": {"0": "x" * 4600}}
+    assert contact_node("127.0.0.1", port, SECRET, 5.0, report) is None
+    assert list(server.reports) == [1]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -9,7 +9,7 @@ import pytest
 
 from hpccoll.profile import explain_profile
 from hpccoll.profile.explanation_records import make_records
-from hpccoll.profile.screen import list_findings
+from hpccoll.profile.findings import list_findings
 from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf
 from tests.record_schema import require_valid
 from tests.unit.profile.test_findings import HOSTS, RANKS, emulate
@@ -42,7 +42,7 @@ def test_the_first_finding_names_the_cause(fault):
     finding = records["profile_finding"][0]
     assert finding["cause"] == cause
     assert {name: finding[name] for name in fields} == fields
-    assert finding["found"] == list_findings(explanation)[0].text
+    assert finding["found"] == list_findings(explanation)[0].found
     assert finding["site"] is None or "{file}:{line}".format(**finding["site"]) in finding["found"]
     assert finding["share"] == pytest.approx(finding["saved_s"] / explanation.graph.run_s)
 

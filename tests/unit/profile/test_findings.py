@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hpccoll.profile import explain_profile
+from hpccoll.profile.findings import list_findings
 from hpccoll.profile.lateness import LatenessKind
 from hpccoll.profile.layout import EntryFlag
-from hpccoll.profile.screen import list_findings
 from tests.unit.profile.traces import TraceBuilder, make_profile
 
 RANKS, STEPS, SEEDS = 4, 40, range(10)
@@ -51,19 +51,19 @@ def emulate(fault, seed, steps=STEPS, hosts=()):
 
 def find_late(found, rank, kind):
     late = found.late[0]
-    named = (late.rank, late.kind) == (rank, kind) and list_findings(found)[0].text.startswith(f"rank {rank} ")
+    named = (late.rank, late.kind) == (rank, kind) and list_findings(found)[0].found.startswith(f"rank {rank} ")
     return named, late.saved_s
 
 
 def find_link(found, _):
     link = found.links[0]
-    said = "from rank 2 (host) to rank 3 (host)" in list_findings(found)[0].text
+    said = "from rank 2 (host) to rank 3 (host)" in list_findings(found)[0].found
     return (link.source, link.dest) == (2, 3) and said, link.saved_s
 
 
 def find_split(found, steps):
     calls = found.calls_in_a_row[0]
-    said = "10 calls all_reduce 100 times" in list_findings(found)[0].text
+    said = "10 calls all_reduce 100 times" in list_findings(found)[0].found
     return (calls.calls, calls.rows) == (100 * steps, steps) and said, calls.saved_s
 
 
@@ -118,6 +118,15 @@ def test_calls_that_wait_for_a_late_rank_are_no_row():
     assert not explain_profile(make_profile(builders, 20)).calls_in_a_row
 
 
+def test_the_share_of_calls_that_wait_for_a_rank_counts_each_collective_once():
+    builders = [TraceBuilder() for _ in range(3)]
+    for call, last in enumerate((1, 2, 2, 2, 2)):
+        for rank, builder in enumerate(builders):
+            builder.add("all_reduce", call + (0.5 if rank == last else 0.1), call + 0.6)
+    late = explain_profile(make_profile(builders, 5)).late[0]
+    assert (late.rank, late.calls, late.last_share) == (2, 5, 4 / 5)
+
+
 HOSTS = ("fast", "fast", "slow", "slow")
 
 
@@ -128,7 +137,7 @@ def test_a_late_node_is_named_with_its_cost():
         node = found.late_nodes[0]
         assert (node.host, node.ranks, node.kind) == ("slow", (2, 3), LatenessKind.IMBALANCE)
         assert node.saved_s == pytest.approx(run_s - emulate(None, seed)[1], rel=0.15)
-        assert list_findings(found)[0].text.startswith("node slow (ranks 2-3) arrives last in ")
+        assert list_findings(found)[0].found.startswith("node slow (ranks 2-3) arrives last in ")
         assert found.late[0].saved_s < 0.3 * node.saved_s  # the other rank of the node stays late
 
 
@@ -164,7 +173,7 @@ def test_a_node_with_a_slow_link_is_named_with_its_cost():
     fast = explain_profile(emulate_slow_node(hosts, MESSAGE_S))
     assert node.saved_s == pytest.approx(found.graph.run_s - fast.graph.run_s, rel=0.01)
     text = "messages of 8 B from and to node node3 (rank 2) take 20 times as long as between other nodes"
-    assert list_findings(found)[0].text.startswith(text)
+    assert list_findings(found)[0].found.startswith(text)
     assert not found.links
     assert not fast.slow_nodes
 

@@ -10,10 +10,11 @@ from _thread import start_new_thread
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hpccoll.errors import UsageError
-from hpccoll.profile import RecordingOptions, layout, read_profile, recorder
+from hpccoll.profile import RecordingOptions, layout, read_profile, recorder, run_program
 from hpccoll.profile.anonymous import write_anonymous
 from hpccoll.profile.recorder import ProfileRecorder
 
@@ -38,6 +39,30 @@ def test_calls_of_sites_that_are_not_yet_in_the_names_are_left_out(tmp_path):
     entries = read_profile(str(tmp_path)).ranks[0].entries  # while the program runs
     recording.end()
     assert entries["site"].tolist() == [0]
+
+
+def test_a_wait_has_one_entry_per_operation_that_it_completes(tmp_path):
+    recording, works = record(tmp_path, calls=1), [object(), object(), object()]
+    now = time.perf_counter_ns()
+    recording.trace.write_wait(7, now, now + 1, works)
+    recording.trace.write_wait(7, now, now + 1, [])
+    recording.trace.is_active = False
+    recording.trace.write_wait(7, now, now + 1, works)
+    recording.trace.is_active = True
+    recording.end()
+    waits = np.frombuffer((tmp_path / "rank-0.calls").read_bytes(), layout.ENTRY, offset=layout.HEADER.size)[1:]
+    assert waits["request"].tolist() == [id(work) for work in works]
+    complete, more = layout.EntryFlag.COMPLETE, layout.EntryFlag.COMPLETE | layout.EntryFlag.MORE
+    assert waits["flags"].tolist() == [complete, more, more]
+    for name, value in (
+        ("op", 7),
+        ("begin_ns", now),
+        ("end_ns", now + 1),
+        ("site", 0),
+        ("peer", NO_PEER),
+        ("nbytes", 0),
+    ):
+        assert set(waits[name].tolist()) == {value}
 
 
 def test_damaged_calls_are_refused(tmp_path):
@@ -102,3 +127,9 @@ def test_a_call_in_a_thread_of_torch_has_the_line_of_the_main_thread(tmp_path):
     sites = [json.loads(line) for line in (tmp_path / "rank-0.names").read_text().splitlines()]
     function = next(line["function"] for line in sites if line["kind"] == "site" and line["id"] == found[0])
     assert function == "test_a_call_in_a_thread_of_torch_has_the_line_of_the_main_thread"
+
+
+def test_a_directory_without_a_recording_is_refused(tmp_path):
+    options = RecordingOptions(str(tmp_path / "job.hpccoll"))
+    with pytest.raises(UsageError, match="is a directory without a file __main__"):
+        run_program([str(tmp_path)], is_module=False, uses_drop_in=False, options=options)

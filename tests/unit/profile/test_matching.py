@@ -8,9 +8,9 @@ from hpccoll.profile.chakra import encode_execution_trace
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.goal import format_goal
 from hpccoll.profile.layout import EntryFlag
-from hpccoll.profile.network_model import classify_transfers
 from hpccoll.profile.page import compute_traffic
 from hpccoll.profile.replay_steps import make_steps
+from hpccoll.profile.transfer_kinds import classify_transfers
 from tests.unit.profile.traces import TraceBuilder, make_profile
 
 START, WAIT, INIT = EntryFlag.START, EntryFlag.COMPLETE, EntryFlag.INIT
@@ -35,6 +35,19 @@ def test_a_halo_exchange_receives_where_it_waits():
     assert [kinds.kinds[number].operation for number in kinds.index if number >= 0] == ["send", "send"]
     data = encode_execution_trace(graph, 0)
     assert data.index(b"send") < data.index(b"recv")
+
+
+def test_a_wait_for_two_messages_ends_for_the_first_one_when_it_is_sent():
+    sender = TraceBuilder().add("send", 1, 1, peer=1).add("send", 2, 2, peer=1)
+    receiver = TraceBuilder()
+    for request in (1, 2):
+        receiver.add("recv", 0, 0, peer=0, flags=START, request=request)
+    receiver.add("wait", 0.5, 3, flags=WAIT, request=1)
+    receiver.add("wait", 0.5, 3, flags=WAIT | EntryFlag.MORE, request=2)
+    graph = build_graph(make_profile([sender, receiver], 3))
+    waits = graph.rank == 1
+    assert graph.begin_s[waits].tolist() == [0, 0, 0.5, 1, 3]
+    assert graph.end_s[waits].tolist() == [0, 0, 1, 3, 3]
 
 
 def test_a_sendrecv_between_different_partners():

@@ -17,17 +17,10 @@ from hpccoll.profile.chakra import encode_execution_trace
 from hpccoll.profile.dependencies import build_graph
 from hpccoll.profile.exports import export_profile, format_csv, format_perfetto
 from hpccoll.profile.goal import format_goal
-from hpccoll.profile.network_model import (
-    ModelledTransfer,
-    NetworkModel,
-    RecordedTransfer,
-    classify_transfers,
-    find_fastest,
-    measure_transfers,
-    scale_transfers,
-    simulate_kind,
-)
+from hpccoll.profile.layout import EntryFlag, read_itemsizes
+from hpccoll.profile.network_model import NetworkModel, find_fastest, scale_transfers, simulate_kind
 from hpccoll.profile.replay_steps import make_steps
+from hpccoll.profile.transfer_kinds import ModelledTransfer, RecordedTransfer, classify_transfers, measure_transfers
 from hpccoll.profile.what_if import DEFAULT_CHANGES, WhatIf, format_configuration
 from hpccoll.selection.tuning_files import write_table
 from hpccoll.selection.tuning_table import (
@@ -262,6 +255,22 @@ def test_the_effect_of_another_algorithm_than_that_of_the_mpi_library_is_not_kno
     assert predicted.format_values() == ("not known", "not known")
 
 
+@pytest.mark.parametrize(
+    ("library", "remedy"),
+    [
+        ("", "hpccoll replay RECORDING --engine mpi,all_reduce/ring --save -n 12 measures this job"),
+        ("gloo", "not known closely: mpirun -n 4 hpccoll replay RECORDING --engine gloo,all_reduce/ring --save"),
+        ("nccl", "not known closely: the recorded algorithms are unknown"),
+    ],
+)
+def test_only_measurements_that_help_are_suggested(library, remedy):
+    graph = make_one_size_graph(8, "mpi", method="Allreduce")
+    recorded = replace(graph, profile=replace(graph.profile, library=library))
+    assumption = WhatIf(recorded).predict(["algorithm=all_reduce/ring"])[0].assumption
+    assert remedy in assumption
+    assert ("hpccoll tune" in assumption) == (library == "")
+
+
 def predict_with_table(
     used, method, tmp_path, monkeypatch, *, seconds=2e-4, error=0.0, buffer=BufferKind.HOST, members=None
 ):
@@ -295,6 +304,29 @@ def test_a_tuning_table_of_the_recorded_site_predicts_another_algorithm(used, me
     assert "tuning table" in tree.assumption
 
 
+@pytest.mark.parametrize(("itemsize", "ratio"), [(8, 0.5), (4, 0.25), (0, 0.25)])
+def test_the_tuning_table_of_the_recorded_element_size_is_used(itemsize, ratio, tmp_path, monkeypatch):
+    graph = make_one_size_graph(2**18, "ring", 2e-4)
+    ring = CandidateTiming("ring", 200, 200, 200)
+    points = {4: CandidateTiming("tree", 50, 50, 50), 8: CandidateTiming("tree", 100, 100, 100)}
+    series = tuple(
+        TuningSeries(Operation.ALL_REDUCE, size, BufferKind.HOST, (TuningPoint(2**18, "today", (ring, tree)),))
+        for size, tree in points.items()
+    )
+    assert graph.profile.tuning_site is not None
+    write_table(tmp_path / "table.json", TuningTable(graph.profile.tuning_site, series))
+    monkeypatch.setenv("HPCCOLL_TUNING", str(tmp_path / "table.json"))
+    sized = replace(graph, itemsize=np.where(graph.nbytes == 2**18, itemsize, 0))
+    predicted = WhatIf(sized).predict(["algorithm=all_reduce/tree"])[0]
+    assert predicted.seconds == pytest.approx(graph.run_s - 50 * 2e-4 * (1 - ratio), rel=1e-3)
+
+
+def test_element_sizes_are_read_from_flags():
+    sizes = [0, 1, 2, 4, 8, 16, 32, 64]
+    flags = np.array([code << 8 | EntryFlag.COLLECTIVE for code in range(8)], np.int16)
+    assert read_itemsizes(flags).tolist() == sizes
+
+
 @pytest.mark.parametrize("doubt", [{"error": 0.5}, {"seconds": 2e-3}])
 def test_a_tuning_table_of_wide_intervals_or_other_times_gives_bounds_only(doubt, tmp_path, monkeypatch):
     tree = predict_with_table("ring", "all_reduce", tmp_path, monkeypatch, **doubt)[1][0]
@@ -322,7 +354,7 @@ def test_algorithms_in_shared_memory_are_not_simulated(pair):
     balanced, changed = WhatIf(make_one_size_graph(8, used)).predict(["balance", f"algorithm=all_reduce/{other}"])
     assert balanced.seconds is not None
     assert (changed.seconds, changed.bounds_s) == (None, None)
-    assert f"--engine mpi,all_reduce/{other}" in changed.assumption
+    assert f"--engine all_reduce/{used},all_reduce/{other} --save" in changed.assumption
 
 
 def test_ranks_that_share_cores_are_not_simulated():
@@ -358,12 +390,66 @@ def test_a_gathered_array_grows_with_the_ranks():
     assert changed_s.max() == pytest.approx(7.0, rel=1e-3)  # each rank receives 7 blocks in place of 3
 
 
+def test_operations_that_one_wait_completes_take_equal_parts_of_its_transfer():
+    builders = [
+        TraceBuilder()
+        .add("all_reduce", 0, 0, nbytes=8, flags=EntryFlag.START, request=1)
+        .add("all_reduce", 0, 0, nbytes=64, flags=EntryFlag.START, request=2)
+        .add("wait", 1, 1, flags=EntryFlag.COMPLETE, request=1)
+        .add("wait", 1, 5, flags=EntryFlag.COMPLETE | EntryFlag.MORE, request=2)
+        for _ in range(2)
+    ]
+    graph = build_graph(make_profile(builders, 5))
+    transfers = classify_transfers(graph)
+    measured = dict(zip((kind.nbytes for kind in transfers.kinds), measure_transfers(graph, transfers), strict=True))
+    assert measured[64].seconds == pytest.approx(2.0)
+
+
+def test_gloo_takes_its_ring_and_runs_one_collective_after_the_other():
+    builders = [
+        TraceBuilder().add("all_reduce", 0, 0, flags=EntryFlag.START, request=1)
+        .add("all_reduce", 0, 0, flags=EntryFlag.START, request=2)
+        .add("wait", 0, 2, flags=EntryFlag.COMPLETE, request=1)
+        .add("wait", 2, 4, flags=EntryFlag.COMPLETE, request=2)
+        for _ in range(2)
+    ]  # fmt: skip
+    hosts = ("first", "second")
+    what_if = WhatIf(build_graph(replace(make_profile(builders, 4, hosts=hosts), library="gloo")))
+    assert what_if.network.alpha_s == pytest.approx(1.0, rel=0.01)  # a ring of 2 ranks has 2 steps
+    predicted = what_if.predict(["ranks=2x"])[0]
+    assert predicted.seconds == pytest.approx(12.0, rel=0.01)  # 6 steps for each
+    assert predicted.error < 0.01
+
+
 def test_rare_transfers_do_not_change_the_fitted_network():
     builders, ends = [TraceBuilder() for _ in range(2)], [*range(1, 51), 150]
     for begin, end in zip([0, *ends], ends, strict=False):
         for builder in builders:
             builder.add("all_reduce", begin, end, nbytes=8 if end < 150 else 16)
     network = WhatIf(build_graph(make_profile(builders, 150))).network
+    assert network.predict_s(ModelledTransfer("all_reduce", 2, 8)) == pytest.approx(1.0, rel=0.01)
+
+
+def test_an_all_reduce_of_pickled_objects_takes_the_time_of_a_reduce_and_a_broadcast():
+    builders = [TraceBuilder() for _ in range(2)]
+    for step in range(20):
+        for builder in builders:
+            builder.add("all_reduce", step, step + 1, nbytes=8)
+    profile = make_profile(builders, 20)
+    profile = replace(profile, pickles=tuple(name == "all_reduce" for name in profile.operations))
+    what_if = WhatIf(build_graph(profile))
+    assert what_if.network.alpha_s == pytest.approx(0.5, rel=0.01)  # a message to the root, and one back
+    assert what_if.predict(["ranks=2x"])[0].seconds == pytest.approx(40.0, rel=0.01)  # two rounds to the root, two back
+
+
+def test_broadcasts_that_arrive_before_the_ranks_enter_do_not_change_the_fitted_network():
+    builders = [TraceBuilder() for _ in range(2)]
+    for step in range(20):
+        for rank, builder in enumerate(builders):
+            begin = 2 * step + rank / 4
+            builder.add("broadcast", begin, begin + 1e-3, nbytes=8, peer=0)  # rank 1 enters after the root
+            builder.add("all_reduce", 2 * step + 1, 2 * step + 2, nbytes=8)
+    network = WhatIf(build_graph(make_profile(builders, 40))).network
     assert network.predict_s(ModelledTransfer("all_reduce", 2, 8)) == pytest.approx(1.0, rel=0.01)
 
 

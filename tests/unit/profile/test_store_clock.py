@@ -35,3 +35,19 @@ def test_the_clocks_of_several_hosts_become_that_of_rank_0():
 
 def test_ranks_of_one_host_share_its_clock():
     assert synchronize(("a", "a", "a")) == [None] * 3
+
+
+def test_all_ranks_begin_after_the_last_comparison():
+    store, answers, returns = dist.HashStore(), [], []
+
+    def answer():
+        answers.append(time.perf_counter())
+        return answers[-1]
+
+    def run(rank):
+        synchronize_by_store(store, rank, 3, f"host{rank}", time.perf_counter if rank else answer)
+        returns.append(time.perf_counter())
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, range(3)))
+    assert min(returns) >= max(answers)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hpccoll.profile.layout import ENTRY, EntryFlag
-from hpccoll.profile.load import CallSite, JobProfile, RecordedRank
+from hpccoll.profile.load import JobProfile, RecordedRank
+from hpccoll.records import ProfileSite
 
 OPERATIONS = ("all_reduce", "broadcast", "send", "recv", "wait", "reduce", "sendrecv", "start", "all_gather")
 
@@ -44,6 +45,6 @@ def make_profile(
     """Return the profile of ranks whose programs all begin at 0 and end at `end`; `comms` follow the world."""
     hosts = hosts or ("host",) * len(builders)
     ranks = tuple(builder.make_rank(rank, end, hosts[rank]) for rank, builder in enumerate(builders))
-    sites = tuple(CallSite("solver.py", 10 + index, "step") for index in range(len(OPERATIONS)))
+    sites = tuple(ProfileSite("solver.py", 10 + index, "step") for index in range(len(OPERATIONS)))
     world = tuple(range(len(builders)))
     return JobProfile(ranks, sites, (world, *comms), OPERATIONS, OPERATIONS, ("solver.py",), 0.0)

@@ -23,6 +23,7 @@ from hpccoll.records import (
     CollectiveCase,
     CollectiveRecord,
     ProvenPlanRecord,
+    Record,
     RunRecord,
     StopReason,
     Versions,
@@ -814,5 +815,24 @@ def test_the_schema_describes_every_field():
     assert not [path for name, definition in definitions.items() for path in list_undescribed(definition, name)]
 
 
+def test_a_field_has_its_own_description_rather_than_that_of_its_type():
+    definitions = make_json_schema()["$defs"]
+    for name, field, described in (
+        ("barrier", "entry_spread_us", "Time from the first to the last entry."),
+        ("compared_row", "verdict", "Whether B is faster (better), slower (worse), or neither is shown."),
+    ):
+        assert definitions[name]["properties"][field]["description"] == described
+    assert definitions["collective"]["properties"]["time_us"]["description"].startswith("Minimum, maximum and percent")
+
+
 def test_every_common_description_is_used():
     assert set(COMMON_FIELDS) <= set(re.findall(r'"(\w+)": \{', json.dumps(make_json_schema())))
+
+
+def test_every_kind_of_record_class_is_in_the_schema():
+    def list_subclasses(cls: type[Record]) -> list[type[Record]]:
+        return [each for child in cls.__subclasses__() for each in (child, *list_subclasses(child))]
+
+    kinds = {cls.kind for cls in list_subclasses(Record) if "kind" in vars(cls)}
+    assert {"profile", "profile_finding", "profile_site", "profile_prediction", "train_recovery"} < kinds
+    assert kinds == {record.kind for record in DEFINITIONS.values()}

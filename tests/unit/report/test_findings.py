@@ -168,6 +168,10 @@ def test_wide_intervals_drift_and_few_iterations_are_noise(write):
     for record in rows[1:]:
         record["samples_us"] = [1.0, 2.0, 1.5, 3.0, 1.2, 2.2, 2.8, 1.1]
     assert "90 of 90" in one(found(write(rows)), "noise", Severity.WARNING, "uncertain").found
+    for highest, is_wide in ((110.0, False), (111.0, True)):  # 10 % is not wide
+        for record in rows[1:]:
+            record["samples_us"] = [90.0, 100.0, 100.0, 100.0, 100.0, highest]
+        assert is_wide == any("uncertain" in each.found for each in found(write(rows)) if each.area == "noise")
     for record in rows[1:]:
         record["samples_us"] = LADDER[:20] + [2 * each for each in LADDER[:20]]
     assert "90 of 90" in one(found(write(rows)), "noise", Severity.WARNING, "drift").found
@@ -289,11 +293,19 @@ def test_the_doctors_warnings_are_repeated(write):
     assert not [each for each in found(file) if "fine" in each.found]
 
 
+def test_a_job_of_one_rank_has_no_model(write):
+    rows = records()
+    for record in rows[1:]:
+        record["ranks"] = 1
+    assert list_job_sizes(group_curves(load_results([write(rows)]).rows)) == []
+
+
 def test_a_machine_is_fitted_to_each_job_and_bounds_every_row():
     from hpccoll.cli.machine_options import read_measured_rows
 
     results = load_results([TWO, FOUR])
     drawn = group_curves(results.rows)
+    assert list_job_sizes(drawn) == [(2, 1), (4, 1)]
     rows = [row for file in results.files for row in read_measured_rows(file, "FILE")]
     models = fit_machines([*list_job_sizes(drawn), (3, 1)], rows)
     assert (2, 1) in models.by_job

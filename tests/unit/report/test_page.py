@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from hpccoll.cli import main as cli
-from hpccoll.cli import output
+from hpccoll.processes import launched_rank
 from hpccoll.report.environment import list_environment_rows
 from hpccoll.report.load import RecordedRun
 from tests.record_schema import require_valid
@@ -22,7 +22,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
-    for name in output._RANK_VARIABLES:
+    for name in launched_rank.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -137,6 +137,9 @@ def test_the_environment_states_the_measured_limit():
     record = {"nodes": 1, "limit_us": 6500.0, "limit_nbytes": 64 * 2**20}
     limit = list_environment_rows([RecordedRun(1, "a.jsonl", record)])[-1]
     assert (limit.name, limit.values) == ("measured limit", ("64 MiB copied by each rank in 6.5 ms",))
+    for absent in ("limit_us", "limit_nbytes"):
+        rows = list_environment_rows([RecordedRun(1, "a.jsonl", record | {absent: None})])
+        assert "measured limit" not in [row.name for row in rows]
 
 
 def test_the_environment_marks_facts_that_differ(tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hpccoll.runtime.lowering import Copy, MemoryRange, Program, Receive, Reduce, Send, Wait
+from hpccoll.lowering import Copy, MemoryRange, Program, Receive, Reduce, Send, Wait
 
 Array = NDArray[Any]
 JUNK = -0x0DDB1A5E5BAD5EED

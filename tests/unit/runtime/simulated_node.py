@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpccoll.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Program, Reduce, lower_plan
 from hpccoll.native import NodeBarrier
 from hpccoll.plan import Plan
-from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Program, Reduce, lower_plan
 from hpccoll.runtime.progress import Progress
 from tests.unit.runtime.simulated import JUNK
 

@@ -1,19 +1,17 @@
-"""Ranges of a program as memory, and ranges of segments of chunks in the users' arrays."""
+"""Ranges of a program as memory."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
 
 from hpccoll.algorithms import get_algorithm
+from hpccoll.lowering import MemoryKind, MemoryRange, Program
 from hpccoll.plan import Operation
-from hpccoll.runtime.address_space import AddressSpace, ChunkSegment, SegmentOffsets, chunk_sizes, cut_chunks
+from hpccoll.runtime.address_space import AddressSpace
 from hpccoll.runtime.arguments import check_call
-from hpccoll.runtime.lowering import OWN, MemoryKind, MemoryRange, Program
 
-SOURCE, RESULT, WORK, LANDING, SLOT = MemoryKind
+SOURCE, RESULT, WORK, LANDING, _ = MemoryKind
 N, RANK, COUNT = 3, 1, 10
 
 
@@ -64,68 +62,3 @@ def test_a_peers_input_and_output_are_mapped_apart(memory):
     assert space.address(MemoryRange(RESULT, 5, 8, 0)) == 4096 + 5 * 4
     with pytest.raises(KeyError):
         space.address(MemoryRange(SOURCE, 0, 1, 0))
-
-
-@pytest.mark.parametrize("segments", [1, 2, 3, 4])
-def test_segments_together_are_the_whole_memory(plan, segments):
-    """The packed ranges of all segments, one after the other per chunk, cover every element once."""
-    sizes = chunk_sizes(plan, COUNT)
-    assert sizes.tolist() == [COUNT] * N
-    seen: dict[MemoryKind, list[int]] = {SOURCE: [], RESULT: []}
-    for segment in cut_chunks(sizes, segments):
-        offsets = SegmentOffsets(plan, COUNT, segment, RANK)
-        packed = np.cumsum([0, *segment.sizes]).tolist()
-        for chunk in range(N):
-            begin = offsets.find_start(MemoryRange(RESULT, packed[chunk], packed[chunk + 1]))
-            seen[RESULT] += range(begin, begin + segment.sizes[chunk])
-        begin = offsets.find_start(MemoryRange(SOURCE, 0, segment.sizes[RANK]))
-        seen[SOURCE] += range(begin, begin + segment.sizes[RANK])
-    assert seen[SOURCE] == [*range(COUNT)]
-    assert sorted(seen[RESULT]) == [*range(N * COUNT)]
-
-
-def test_a_segment_of_a_peers_input_is_located_by_that_peers_chunks(plan):
-    last = cut_chunks(chunk_sizes(plan, COUNT), 2)[1]
-    offsets = SegmentOffsets(plan, COUNT, last, RANK)
-    assert [offsets.find_start(MemoryRange(SOURCE, at, 5, 2)) for at in (0, 1)] == [5, 6]
-
-
-def test_scratch_and_slots_hold_segments_packed(plan):
-    offsets = SegmentOffsets(plan, COUNT, cut_chunks(chunk_sizes(plan, COUNT), 2)[1], RANK)
-    for kind, owner in ((WORK, OWN), (LANDING, OWN), (SLOT, OWN), (SLOT, 0)):
-        assert offsets.find_start(MemoryRange(kind, 1, 3, owner)) == 1
-
-
-def test_an_empty_range_of_a_segment_has_a_start(plan):
-    nothing = ChunkSegment(np.zeros(N, np.int64), np.zeros(N, np.int64))
-    assert SegmentOffsets(plan, COUNT, nothing, RANK).find_start(MemoryRange(RESULT, 0, 0)) == 0
-
-
-def test_offsets_skip_chunks_that_the_memory_lacks():
-    """Of the six chunks of an all-to-all of three ranks, the result of rank 1 holds the last three."""
-    plan = get_algorithm(Operation.ALL_TO_ALL, "pairwise").plan(N, 0, 1)
-    segment = ChunkSegment(np.array([0, 0, 0, 1, 0, 1]), np.array([5, 5, 5, 3, 0, 3]))
-    offsets = SegmentOffsets(plan, COUNT, segment, RANK)
-    assert [offsets.find_start(MemoryRange(RESULT, at, at + 1)) for at in range(4)] == [1, 2, 21, 22]
-
-
-@pytest.mark.parametrize("segments", [1, 2, 5, 9])
-def test_cut_chunks_cover_every_chunk_in_nearly_equal_segments(segments):
-    sizes = np.array([0, 1, 5, 23])
-    cut = cut_chunks(sizes, segments)
-    assert len(cut) == segments
-    assert cut[0].low.tolist() == [0, 0, 0, 0]
-    assert cut[-1].high.tolist() == sizes.tolist()
-    for first, second in itertools.pairwise(cut):
-        assert first.high.tolist() == second.low.tolist()
-    lengths = np.array([segment.sizes for segment in cut])
-    assert lengths.sum(0).tolist() == sizes.tolist()
-    assert int((lengths.max(0) - lengths.min(0)).max()) <= 1
-
-
-def test_a_segment_of_the_roots_input_is_located_on_ranks_that_have_none():
-    plan = get_algorithm(Operation.BROADCAST, "chain").plan(N, 0, 2)
-    last = cut_chunks(chunk_sizes(plan, COUNT), 2)[1]
-    assert last.sizes == (3, 3)
-    offsets = SegmentOffsets(plan, COUNT, last, RANK)
-    assert [offsets.find_start(MemoryRange(SOURCE, at, at + 3, 0)) for at in (0, 3)] == [2, 7]

@@ -7,6 +7,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Hashable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -317,7 +318,8 @@ def test_the_selection_log_sees_every_call(monkeypatch, capsys):
 def test_sizes_of_one_kind_have_messages_with_the_same_leading_bits_on_three_ranks(operation):
     """Otherwise ranks with other arrays, which make a selection for the exact size, could select a plan."""
     nothing: Any = None
-    three = CallCache((nothing, nothing), nothing, 3, 0, nothing, nothing)
+    library: Any = SimpleNamespace(comm=SimpleNamespace(size=3, rank=0))
+    three = CallCache((nothing, nothing), library, nothing, nothing)
     selections: dict[Hashable, set[int]] = {}
     for count in range(1, 1024):
         request: Any = operation, np.empty(count, np.float32), None, "sum", 0, "auto", None

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from hpccoll import lowering
 from hpccoll.algorithms import get_algorithm
+from hpccoll.arrays import NUMPY, NumPyModule, premul_sum
 from hpccoll.errors import UnavailableError, UsageError
 from hpccoll.native import ArrivalCounter
 from hpccoll.plan import Operation
 from hpccoll.runtime import engine as module
-from hpccoll.runtime import lowering
 from hpccoll.runtime.arguments import check_call
-from hpccoll.runtime.arrays import NUMPY, NumPyModule, premul_sum
 from hpccoll.runtime.engine import FIRST_ASYNC_TAG, Engine
 from hpccoll.runtime.messages import native_executable
 from hpccoll.runtime.node_memory import node
@@ -25,7 +24,7 @@ from hpccoll.runtime.two_level.executable import PipelineExecutable
 from hpccoll.selection import BufferKind, Selection, SelectionKey, choose_chunk_count
 
 ALL_REDUCE = Operation.ALL_REDUCE
-SHARED = Selection(get_algorithm(ALL_REDUCE, "shared_two_shot"), 1, "asked for")
+SHARED = "shared_two_shot"
 
 # An argument that is just "mpi" would make pytest-mpi skip the test.
 EVERY_KIND = pytest.mark.parametrize("name", ["ring", "shared_two_shot", pytest.param("mpi", id="library")])
@@ -107,14 +106,14 @@ def test_auto_asks_the_selector_with_what_all_ranks_know(engine):
         asked.append(key)
         return Selection(get_algorithm(key.operation, "ring"), 1, "measured")
 
-    engine.call_selector.selector = SimpleNamespace(select=select)
+    engine.selector.select = select
     assert engine.select(request(np.ones(3, np.float32))).why == "measured"
-    assert asked == [SelectionKey(ALL_REDUCE, 12, 4, BufferKind.HOST, library=True, shared=True, reuses_plan=True)]
+    assert asked == [SelectionKey(ALL_REDUCE, 12, 4, BufferKind.HOST, library=True, shared=True, is_blocking=True)]
     engine.node.problem = "no memory"
     engine.select(request(np.ones(6), operation=Operation.ALL_GATHER))
     assert asked[1] == SelectionKey(Operation.ALL_GATHER, 48, 8, BufferKind.HOST, library=True, shared=False)
     engine.prepare(request(np.ones(6))).free()
-    assert (asked[2].shared, asked[2].reuses_plan) == (False, True)
+    assert (asked[2].shared, asked[2].is_blocking) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +128,8 @@ def test_auto_asks_the_selector_with_what_all_ranks_know(engine):
 def test_an_all_to_all_with_counts_is_a_plan_on_two_ranks_of_a_node(
     engine, monkeypatch, ranks, nodes, asynchronous, name
 ):
-    monkeypatch.setattr(engine.call_selector, "_size", ranks)
-    monkeypatch.setattr(engine.call_selector, "_nodes", nodes)
+    monkeypatch.setattr(engine.selector, "_ranks", ranks)
+    monkeypatch.setattr(engine.selector, "_members", nodes)
     counts = tuple(range(ranks))
     call = check_call(Operation.ALL_TO_ALL, np.ones(sum(counts)), None, 0, ranks, counts=(counts, counts))
     assert engine.select(call, asynchronous=asynchronous).name == name
@@ -138,7 +137,7 @@ def test_an_all_to_all_with_counts_is_a_plan_on_two_ranks_of_a_node(
 
 def test_selections_of_auto_are_logged(engine):
     lines = []
-    engine.call_selector.log = lambda *line: lines.append(line)
+    engine.selector.log = lambda *line: lines.append(line)
     selection = engine.select(request(np.ones(3)))
     engine.select(request(np.ones(3), algorithm="ring"))
     assert lines == [(ALL_REDUCE, 24, BufferKind.HOST, selection, "float64", "sum")]
@@ -149,10 +148,10 @@ def test_runs_keep_nothing_but_native_calls_of_their_kind(engine):
     x, name = np.ones(3), "shared_two_shot"
     for _ in range(3):
         engine.run(request(x, algorithm=name))
-    kept = len(engine._context.native)
+    kept = len(engine.native)
     for _ in range(3):
         engine.run(request(np.ones(3), algorithm=name))
-    assert len(engine._context.native) == kept > 0
+    assert len(engine.native) == kept > 0
     gone = weakref.ref(x)
     del x
     assert gone() is None
@@ -170,7 +169,7 @@ def test_calls_of_another_kind_have_native_calls_of_their_own(engine):
     kept = []
     for call in calls:
         engine.run(call)
-        kept.append(len(engine._context.native))
+        kept.append(len(engine.native))
     assert kept == sorted(set(kept))
 
 
@@ -207,9 +206,9 @@ def test_a_started_message_algorithm_is_in_flight_under_its_own_tag(engine, monk
     made = recorded(monkeypatch, native_executable, "NativeMessageExecutable")
     pools = recorded(monkeypatch, native_executable, "make_message_call")
     operation = engine.start(request(np.ones(3), algorithm="ring"))
-    [(_, _, _, tag)], [(_, pool)] = made, pools
+    [(_, _, tag)], [(_, _, pool)] = made, pools
     assert tag == FIRST_ASYNC_TAG
-    assert pool is not engine._context.scratch
+    assert pool is not engine.scratch
     engine.progress.wait_until(operation.advance)
 
 
@@ -225,8 +224,8 @@ def test_pipelines_run_in_the_order_of_their_calls(engine):
     queue = engine.node.pipelines
     engine.node.pipeline_slots = engine.node.slots  # one node has none for pipelines
     engine.node.pipeline_counters = tuple(ArrivalCounter(np.zeros((1, 8), np.uint64), 0) for _ in engine.node.slots)
-    first = PipelineExecutable(engine._context, request(np.ones(3)), SHARED).start()
-    second = PipelineExecutable(engine._context, request(np.ones(3)), SHARED).start()
+    first = PipelineExecutable(engine, request(np.ones(3), algorithm=SHARED)).start()
+    second = PipelineExecutable(engine, request(np.ones(3), algorithm=SHARED)).start()
     assert list(queue) == [first, second]
     assert not second.advance()
     assert first.advance()
@@ -239,7 +238,7 @@ def test_pipelines_run_in_the_order_of_their_calls(engine):
 def test_freeing_a_buffer_waits_for_the_operations_on_it(engine):
     x = engine.node.symmetric.empty(3, "float32")
     x[:] = 1
-    operation = engine._start_plan(request(x), SHARED)
+    operation = engine._start_plan(request(x, algorithm=SHARED))
     engine.progress.add(operation)
     engine.node.symmetric.free(x)
     assert operation.done
@@ -346,7 +345,7 @@ def test_the_slots_of_a_node_are_bounded(ranks, expected):
 
 def test_a_library_collective_is_no_plan(engine):
     with pytest.raises(UsageError, match="all_reduce by the MPI library has no plan"):
-        engine._make_executable(request(np.ones(3)), Selection(None, 1, "asked for"))
+        engine._make_executable(request(np.ones(3)))
 
 
 @EVERY_KIND
@@ -368,7 +367,7 @@ def test_free_frees_native_calls_and_symmetric_buffers(engine):
     x[:] = 1
     engine.run(request(x, algorithm="shared_two_shot"))
     engine.free()
-    assert not engine._context.native
+    assert not engine.native
     with pytest.raises(UsageError, match="symmetric buffer was freed"):
         engine.node.symmetric.free(x)
     engine.free()
@@ -381,8 +380,8 @@ def test_auto_runs_short_asynchronous_calls_on_several_nodes_without_shared_memo
         asked.append((key.nbytes, key.shared))
         return Selection(get_algorithm(ALL_REDUCE, "ring"), 1, "measured")
 
-    monkeypatch.setattr(engine.call_selector, "selector", SimpleNamespace(select=select))
-    monkeypatch.setattr(engine.call_selector, "_nodes", ((0,), (1,)))
+    monkeypatch.setattr(engine.selector, "select", select)
+    monkeypatch.setattr(engine.selector, "_members", ((0,), (1,)))
     for count in (8, 2**14):
         engine.select(request(np.ones(count)), asynchronous=True)
         engine.select(request(np.ones(count)))

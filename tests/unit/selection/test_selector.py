@@ -19,7 +19,7 @@ from hpccoll.selection.cost_model import (
     find_fastest_algorithm,
     predict_seconds,
 )
-from hpccoll.selection.rules import MULTI_NODE_RULES, ONE_NODE_RULES, ONE_RANK_PER_NODE_RULES, REUSED_PLAN_RULES
+from hpccoll.selection.rules import BLOCKING_RULES, MULTI_NODE_RULES, ONE_NODE_RULES, ONE_RANK_PER_NODE_RULES
 from hpccoll.selection.selector import Selection, SelectionKey, Selector, round_message_size
 from hpccoll.selection.tuning_table import (
     MPI_LIBRARY,
@@ -235,11 +235,12 @@ def test_several_nodes_without_a_table_go_by_size():
 
 def test_one_rank_per_node_takes_plans_of_messages():
     sizes = 8, 64 * 1024, MiB
-    assert [select_by_table(None, size, 4, nodes=4).name for size in sizes] == [
-        MPI_LIBRARY,
-        "recursive_doubling",
-        "ring",
-    ]
+    for nodes in (2, 4):
+        assert [select_by_table(None, size, nodes, nodes=nodes).name for size in sizes] == [
+            MPI_LIBRARY,
+            "recursive_doubling",
+            "ring",
+        ]
     assert select_by_table(None, MiB, 4, nodes=4, buffer=BufferKind.CUDA, shared=False).name == MPI_LIBRARY
     assert select_by_table(None, MiB, 4, nodes=4, shared=False).name == "ring"
 
@@ -278,17 +279,17 @@ def test_rules_name_what_exists_and_reach_all_sizes(about):
         assert all(name == MPI_LIBRARY or get_algorithm(about[0], name) for name in rule.candidates)
 
 
-@pytest.mark.parametrize("operation", REUSED_PLAN_RULES)
+@pytest.mark.parametrize("operation", BLOCKING_RULES)
 def test_rules_for_plans_that_serve_many_calls_hold_for_few_ranks_of_one_node(operation):
     about = {"operation": operation, "itemsize": 8}
     for nbytes in (8, 1024, 8192):
         assert select_by_table(None, nbytes, 2, **about).algorithm is not None
-        assert select_by_table(None, nbytes, 2, reuses_plan=False, **about).name == MPI_LIBRARY
+        assert select_by_table(None, nbytes, 2, is_blocking=False, **about).name == MPI_LIBRARY
         assert select_by_table(None, nbytes, 8, **about).name == MPI_LIBRARY
         assert select_by_table(None, nbytes, 2, 2, **about).name == MPI_LIBRARY
     assert select_by_table(None, 1024, 4, **about).name == "tree"
     assert select_by_table(None, MiB, 4, **about).name == "shared"
-    assert select_by_table(None, MiB, 4, reuses_plan=False, **about).name == MPI_LIBRARY
+    assert select_by_table(None, MiB, 4, is_blocking=False, **about).name == MPI_LIBRARY
 
 
 def test_a_table_comes_back_from_json_as_it_was():

@@ -18,8 +18,10 @@ from hpccoll.sizing.memory import (
     compute_state_bytes,
 )
 from hpccoll.sizing.parameters import count_parameters
+from hpccoll.sizing.perceptron_parts import list_perceptron_parts
+from hpccoll.sizing.perceptron_shape import LinearShape, PerceptronShape
 from hpccoll.sizing.training_setup import TrainingProgram
-from hpccoll.sizing.transformer_parts import LayerActivations, compute_layer_activations
+from hpccoll.sizing.transformer_parts import LayerActivations, compute_layer_activations, list_transformer_parts
 
 # Rajbhandari et al., ZeRO, arXiv 1910.02054 (version 3), table 1, all rows: GB per device, by parameters and degree of
 # data parallelism, for the stages 1, 2 and 3.
@@ -208,6 +210,29 @@ def test_the_output_layer_adds_4_sbh_and_its_logits_without_a_pipeline():
     layers = 96 * keep_layer(setup).kept
     extra = 4 * SBH * (1 + 50264 / 12288) / 8 + SBH / 8  # the vocabulary of 50257 is padded to a multiple of 8
     assert compute_kept(setup, 0) - layers == pytest.approx(extra)
+
+
+def test_a_perceptron_keeps_the_outputs_of_tanh_but_inputs_and_outputs_of_gelu():
+    """By hand, for 5 samples of 2-byte elements: 60 bytes for 6 features, 30 for the loss, none for the samples."""
+    linears = tuple(LinearShape(inputs, outputs, "replicated") for inputs, outputs in ((4, 6), (6, 6), (6, 3)))
+    for keeps_outputs, by_hand in ((True, [60, 60, 0, 30]), (False, [60, 60 + 60, 60, 30])):
+        model = PerceptronShape(linears, keeps_outputs, has_classes=True)
+        setup = TrainingSetup(model, Mesh(), 5, 1, 1)
+        assert [part.kept for part in list_perceptron_parts(model, setup, 0)] == by_hand
+
+
+def test_the_backward_pass_of_ring_attention_has_blocks_of_keys_and_scores():
+    """By hand: h = 8, k = 4 and a = 2 for T = 16 / cp tokens of 2 bytes.
+
+    cp = 2: four more tensors of k, three of h, and scores and their gradient, 2 * 2 * 8. cp = 4: twelve of k, two of h
+    and scores, 2 * 4.
+    """
+    model = TransformerShape(layers=1, width=8, heads=2, kv_heads=1, like_llama=True)
+    for cp, whole_scores, ring in ((1, True, 0), (2, True, 72), (2, False, 40), (4, True, 72)):
+        setup = TrainingSetup(model, Mesh(cp=cp), 1, 16, 1, program=TrainingProgram(has_whole_scores=whole_scores))
+        attention = list_transformer_parts(model, setup, 0)[1].moments[1]
+        assert attention.alive == 16 / cp * 2 * (2 * 8 + 2 * (8 + 4))
+        assert attention.in_flight == 16 / cp * 2 * (8 + 2 * (8 + 4) + ring), (cp, whole_scores)
 
 
 def test_a_gated_model_keeps_three_tensors_of_its_mlp_and_fewer_keys():

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402 - torch may not be here
 
+from hpccoll.arrays import Reduction  # noqa: E402
 from hpccoll.errors import BufferError  # noqa: E402
-from hpccoll.runtime.arrays import Reduction  # noqa: E402
 from hpccoll.torch import tensors  # noqa: E402
 from hpccoll.torch.reductions import parse_reduction  # noqa: E402
 from hpccoll.torch.tensors import CopiesBack, find_flat, overlaps_wrongly  # noqa: E402

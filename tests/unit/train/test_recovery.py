@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from hpccoll.errors import UnavailableError, UsageError
+from hpccoll.failures.rank_losses import FAULT, read_fault
 from hpccoll.parallel.mesh import Mesh
-from hpccoll.runtime.failure_detection.rank_losses import FAULT, read_fault
 from hpccoll.train.options import MlpConfig, TrainOptions
 
 pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from hpccoll.measure.clock.clock_fit import (
 )
 from hpccoll.measure.clock.ping_pong import BatchPlan, PingPongs
 from hpccoll.measure.clock.schemes import list_star_rounds, list_tree_rounds
-from hpccoll.runtime.recorder import ClockModel
+from hpccoll.recordings import ClockModel
 
 OFFSET_S, DRIFT = 0.25, -5e-5
 

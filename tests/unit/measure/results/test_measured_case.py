@@ -79,6 +79,12 @@ def test_the_main_finding_names_all_operations_and_leaves_out_wrong_results():
     assert describe_main_finding(cases({RING: [1]}, wrong=[(RING, 0)])) == ""
 
 
+def test_the_main_finding_on_a_barrier_names_no_size():
+    row = replace(CASE, op="barrier", engine="hpccoll", algorithm="linear", nbytes=0, count=0, redop=None)
+    barrier = list_cases([make_collective_record(row, NOISE, StopReason.CONVERGED, 0)])
+    assert describe_main_finding(barrier) == "barrier: fastest is linear"
+
+
 def test_implementations_of_one_operation_never_share_a_colour():
     names = [("hpccoll", f"a{at}") for at in range(14)]
     measured = []

@@ -326,6 +326,20 @@ def test_what_to_type_next_fits_the_findings():
     assert "mpirun -n 4" in paragraph([record("mpi", 9.0, ranks=1)], "next")[0]
 
 
+def test_the_next_commands_repeat_the_options_that_matter():
+    given = {"-b": "8", "-d": "float64", "-r": "3", "-n": "5", "--algorithm": "ring", "--both": ""}
+    shared = {"oversubscribed": True, "cores": (2,) * 4, "options": given}
+    assert paragraph(THREE, "next", **shared) == [
+        "for times of one rank per core: mpirun -n 2 hpccoll bench all_reduce -b 8 -d float64 -n 5 --algorithm ring "
+        "--both",  # rank 3 does not exist there
+        "for all algorithms: mpirun -n 4 hpccoll bench all_reduce -b 8 -d float64 -r 3 -n 5 --both --full",
+    ]
+    noisy = [record("mpi", 9.0, spread=0.2), record("ring", 5.0, spread=0.2)]
+    assert paragraph(noisy, "next", options={"-n": "5", "-b": "8"})[0].endswith("all_reduce -b 8 --budget 3")
+    assert not paragraph(THREE, "next", options={"--full": ""})
+    assert not paragraph(THREE, "next", options={"--algorithm": "all,mpi"})
+
+
 def test_tuning_is_proposed_only_where_auto_can_take_something_faster():
     gloo_wins = [record("mpi", 20.0), record("gloo", 5.0), record("ring", 9.0), auto(9.0, "ring")]
     assert not any("tune" in each for each in paragraph(gloo_wins, "next"))

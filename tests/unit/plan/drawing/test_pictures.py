@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from hpccoll.algorithms import get_algorithm, list_algorithms
-from hpccoll.plan import Operation
+from hpccoll.plan import Operation, simulate_schedule
 from hpccoll.plan.drawing.history import PlanHistory, record_history
 from hpccoll.plan.drawing.pages import LONG_SIDE, SHORT_SIDE, lay_out_animation, lay_out_pages
 from hpccoll.plan.drawing.palette import COLOURS, has_cut_corner, rank_colour, text_colour_on
@@ -24,10 +24,12 @@ from hpccoll.plan.drawing.scene import (
     TextLabel,
     estimate_text_width,
 )
+from hpccoll.plan.drawing.schedule_chart import lay_out_schedule
 from hpccoll.plan.drawing.svg import render_svg
 from hpccoll.plan.drawing.text_grid import format_text_grid
 from hpccoll.plan.drawing.trace import format_trace_json
 from hpccoll.plan.simulation import build_round_timeline
+from hpccoll.schedules import make_schedule
 from hpccoll.units import format_ranges
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -131,6 +133,12 @@ def test_an_animation_has_a_page_a_frame_all_of_one_size(name):
     assert len(found) == len(history.frames)
     assert len({(page.width, page.height) for page in found}) == 1
     assert not any(list_outside(page) for page in found)
+
+
+def test_the_chart_of_a_schedule_is_on_its_page_with_its_legend_below_the_ranks():
+    scene = lay_out_schedule(simulate_schedule(make_schedule("1f1b", 4, 4)))
+    assert not list_outside(scene)
+    assert scene.height == 22 + 52 + 4 * (26 + 6) + 40 + 22 / 2  # edge, title, four ranks, legend, half an edge
 
 
 @pytest.mark.slow

@@ -10,21 +10,22 @@ import numpy as np
 import pytest
 
 from hpccoll import communicator
-from hpccoll.errors import BufferError, ReductionError, UnavailableError
-from hpccoll.peers import TorchEngine
-from hpccoll.plan import Operation
-from hpccoll.runtime import arguments
-from hpccoll.runtime.arrays import (
+from hpccoll.arrays import (
     DTYPES,
     Buffer,
     CupyModule,
     NumPyModule,
-    ScratchPool,
+    Scratch,
     buffer,
     get_array_module,
     get_dtype,
+    take_scratch,
 )
-from hpccoll.runtime.arrays.cuda_arrays import TorchCudaModule
+from hpccoll.arrays.cuda_arrays import TorchCudaModule
+from hpccoll.errors import BufferError, ReductionError, UnavailableError
+from hpccoll.peers import TorchEngine
+from hpccoll.plan import Operation
+from hpccoll.runtime import arguments
 from hpccoll.runtime.cuda.device import device_empty
 from hpccoll.runtime.cuda.ipc import BLOCK, CudaRuntime
 from hpccoll.runtime.cuda.kernels import OPTIONS, WIDEST, FusedChain, KernelSpec, generate_source
@@ -153,10 +154,10 @@ class Numbered(NumPyModule):
 
 
 def test_devices_share_no_scratch():
-    scratch = ScratchPool()
-    first = scratch.take(Numbered(0), FLOAT, 5)
-    assert not np.shares_memory(first, scratch.take(Numbered(1), FLOAT, 5))
-    assert np.shares_memory(first, scratch.take(Numbered(0), FLOAT, 5))
+    scratch: Scratch = {}
+    first = take_scratch(scratch, Numbered(0), FLOAT, 5)
+    assert not np.shares_memory(first, take_scratch(scratch, Numbered(1), FLOAT, 5))
+    assert np.shares_memory(first, take_scratch(scratch, Numbered(0), FLOAT, 5))
 
 
 def test_input_and_output_must_be_on_one_device():

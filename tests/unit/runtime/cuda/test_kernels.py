@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpccoll.arrays import DTYPES, get_dtype
+from hpccoll.arrays.reductions import _KINDS, FUNCTIONS
+from hpccoll.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Reduce
 from hpccoll.measure.data import make_input
-from hpccoll.runtime.arrays import DTYPES, get_dtype
-from hpccoll.runtime.arrays.reductions import _KINDS, FUNCTIONS
 from hpccoll.runtime.cuda.executable import bind_launch
 from hpccoll.runtime.cuda.fuse import address_range, plan_launches
 from hpccoll.runtime.cuda.kernels import EDGES, OPTIONS, WIDEST, FusedChain, KernelSpec, round_up_rows
-from hpccoll.runtime.lowering import OWN, Copy, MemoryKind, MemoryRange, NodeFence, Reduce
 from tests.depth import keep
 from tests.mpi.cases import bits, sprinkled
 from tests.unit.runtime.cuda import host_kernels

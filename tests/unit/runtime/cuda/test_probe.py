@@ -6,8 +6,9 @@ import textwrap
 
 import pytest
 
-from hpccoll.runtime.command import CommandResult, run_python
+from hpccoll.processes.command import CommandResult, run_python
 from hpccoll.runtime.cuda import probe
+from hpccoll.runtime.cuda.driver import format_cuda_version
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +16,10 @@ def _probe_again():
     probe.is_mpi_cuda_aware.cache_clear()
     yield
     probe.is_mpi_cuda_aware.cache_clear()
+
+
+def test_versions_of_cuda_have_a_major_and_a_minor_number():
+    assert [format_cuda_version(number) for number in (11080, 12090, 13000)] == ["11.8", "12.9", "13.0"]
 
 
 def test_no_process_is_started_without_a_gpu(monkeypatch):

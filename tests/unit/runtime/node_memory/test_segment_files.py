@@ -19,6 +19,6 @@ def test_a_link_in_place_of_a_segment_is_not_followed(tmp_path):
 
 
 def test_the_limit_of_a_control_group_is_an_error_before_any_memory_is_taken(monkeypatch):
-    monkeypatch.setattr("hpccoll.runtime.free_memory.find_free_bytes", lambda: 1000)
+    monkeypatch.setattr("hpccoll.processes.free_memory.find_free_bytes", lambda: 1000)
     with pytest.raises(UnavailableError, match="has 1000 B left"):
         segment._create_memfd(2**20, reserve=True)

@@ -15,25 +15,17 @@ import pytest
 
 from hpccoll.doctor.shared_memory import remove_stale_files
 from hpccoll.errors import RecordingError
-from hpccoll.runtime.recorder import (
-    CallKind,
-    ClockModel,
-    FlightRecorder,
-    choose_directory,
-    layout,
-    read_recording,
-    read_recordings,
-)
+from hpccoll.recordings import CallKind, ClockModel, layout, read_recording, read_recordings
+from hpccoll.recordings.layout import decode_ranks, encode_ranks
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
-from hpccoll.runtime.recorder.flight_recorder import remove_old_files
-from hpccoll.runtime.recorder.layout import decode_ranks, encode_ranks
+from hpccoll.runtime.recorder.flight_recorder import FlightRecorder, choose_directory, remove_old_files
 
 FIRST_ENTRY = layout.HEADER_BYTES + 2 * layout.TABLE_BYTES
 WORLD = 0xFFFF_0000_0000_0001  # needs all 64 bits
 KILLED = """
 import os, signal, sys
 from functools import partial
-from hpccoll.runtime.recorder import FlightRecorder
+from hpccoll.runtime.recorder.flight_recorder import FlightRecorder
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 calls = CallRecorder(FlightRecorder(sys.argv[1], rank=3, size=4))
 calls.open(7, 3, 4, (0, 1, 2, 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,21 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpccoll.arrays import FlatArray, Reduction, as_buffer
 from hpccoll.errors import UsageError
+from hpccoll.lowering import Program, lower_plan
 from hpccoll.plan import Plan
 from hpccoll.runtime import native_plan
-from hpccoll.runtime.arrays import ArrayModule, DType, FlatArray, Reduction, ScratchPool, as_buffer
-from hpccoll.runtime.collective_call import CollectiveCall
-from hpccoll.runtime.lowering import Program, lower_plan
+from hpccoll.runtime.collective_call import CollectiveCall, is_in_place
 from hpccoll.runtime.node_memory.node_barrier import WORDS
-from hpccoll.runtime.plan_executable import Context
+from hpccoll.runtime.plan_executable import PlanContext
 from hpccoll.runtime.progress import Progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.shared_memory import staged
 from hpccoll.runtime.shared_memory.executable import SharedMemoryExecutable
-from hpccoll.selection import Selection
 from tests.depth import mark_full
-from tests.unit.runtime.lowering.test_node_programs import (
+from tests.unit.lowering.test_node_programs import (
     CASES,
     SHARED,
     compute_expected,
@@ -41,11 +41,24 @@ from tests.unit.runtime.simulated_node import ITEMSIZE, Array, make_barrier, mak
 MIXED = Reduction.from_function(mix, commutative=False)
 
 
-class JunkScratch(ScratchPool):
+class JunkScratch(dict[tuple[str, int, str], FlatArray]):
     """Scratch that is full of junk at every call."""
 
-    def take(self, module: ArrayModule, dtype: DType, count: int) -> FlatArray:  # noqa: ARG002
-        return np.full(count, JUNK)
+    def get(self, *_: object) -> Any:
+        return np.full(100_000, JUNK)
+
+
+class SimulatedContext(PlanContext):
+    """The state of a rank on a simulated node, whose calls all run one plan."""
+
+    def __init__(self, node: Any, plan: Plan) -> None:
+        ranks: Any = SimpleNamespace(rank=node.rank, size=plan.ranks)
+        super().__init__(ranks, (node.ranks,), node, Progress(), CallRecorder(), lambda: False)
+        self._plan, self.scratch, self.shared_scratch = plan, JunkScratch(), JunkScratch()
+
+    def lower(self, call: CollectiveCall, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
+        elements = None if sizes is None else np.array(sizes, np.int64)
+        return lower_plan(self._plan, self.rank, call.count, ITEMSIZE, call.in_place, staged=staged, sizes=elements)
 
 
 def nodes_of(ranks: int, slot_bytes: int) -> list[Any]:
@@ -78,16 +91,8 @@ def make_executable(
     source, result = make_buffers(plan, node.rank, sizes, in_place)
     given, wanted_by_user = (as_buffer(flat, "x", True) for flat in (source, result))
     call = CollectiveCall(plan.operation, None, plan.root, reduction, given, wanted_by_user, count)
-
-    def lower(*arguments: Any) -> Program:
-        *_, sharing, _, is_staged, sizes = arguments
-        elements = None if sizes is None else np.array(sizes, np.int64)
-        return lower_plan(plan, node.rank, count, ITEMSIZE, sharing, staged=is_staged, sizes=elements)
-
-    ranks: Any = SimpleNamespace(rank=node.rank, size=plan.ranks)
-    pools = JunkScratch(), lower, lambda: False, JunkScratch()
-    context = Context(ranks, node, Progress(), CallRecorder(), *pools)
-    return SharedMemoryExecutable(context, call, Selection(None, 1, "")), source, result
+    call = replace(call, in_place=is_in_place(call, node.rank))
+    return SharedMemoryExecutable(SimulatedContext(node, plan), call), source, result
 
 
 def run_rank(
