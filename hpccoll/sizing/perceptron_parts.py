@@ -72,10 +72,10 @@ class _LayerBytes:
     def make_recomputation(self, alive: float, gradient: float) -> PartMoment:
         """Return the moment when the layer's output is recomputed.
 
-        A sum over tp has three tensors: the addend, the sum, and the sum with biases. `alive` are the bytes of
-        activations, and `gradient` those of the gradient of the part's output.
+        A sum over tp has two tensors at a time: the addend and the sum, then the sum and the sum with biases. `alive`
+        are the bytes of activations, and `gradient` those of the gradient of the part's output.
         """
-        summed = {"row": 3 * self.outputs, "gathered": self.outputs + 2 * self.results}
+        summed = {"row": 2 * self.outputs, "gathered": self.outputs + 2 * self.results}
         return PartMoment(alive, gradient + summed.get(self.split, 0.0))
 
 
