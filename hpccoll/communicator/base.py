@@ -255,12 +255,8 @@ class CommunicatorBase:
         if operation.reduces and isinstance(x, SCALARS):
             return self._reduce_scalar(operation, x, out, op, root, algorithm, False)
         call = self._cache.count(self._check("blocking", operation, x, out, op, root, algorithm, rows))
-        self._engine.run(call)
-        if call.finish is not None:
-            return call.finish(call.value)
-        if self._argument_check is None:
-            self._engine.remember(call, request)
-        return call.value
+        self._engine.run(call, request if call.finish is None and self._argument_check is None else None)
+        return call.value if call.finish is None else call.finish(call.value)
 
     def _start(self, *arguments: Any) -> Work[Any]:
         """Start an asynchronous collective by `_start_work`, and return its Work.
@@ -297,9 +293,7 @@ class CommunicatorBase:
         if operation.reduces and isinstance(x, SCALARS):
             return cast("Work[Any]", self._reduce_scalar(operation, x, out, op, root, algorithm, True))
         call = cache.count(self._check("async", *arguments))
-        started = engine.start(call)
-        if call.finish is None and self._argument_check is None:
-            engine.remember(call, request, asynchronous=True)
+        started = engine.start(call, request if call.finish is None and self._argument_check is None else None)
         return Work(self.rank, engine.progress, started, call.value, call.finish)
 
     def _require_open(self) -> None:

@@ -99,7 +99,7 @@ class SharedMemoryLowering:
         for step in self._accesses.rounds[t]:
             if isinstance(step, Store):
                 ids = step.remote.ids(self._plan.ranks)[step.dest == self._rank]
-                self._locations.mark_at_home(np.unique(ids[ids != NO_CHUNK]))
+                self._locations.mark_at_home(ids[ids != NO_CHUNK])
         self._accesses.record_writes(t)
 
     def _lower_fence(self, t: int) -> None:

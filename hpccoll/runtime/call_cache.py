@@ -30,9 +30,11 @@ from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.forks import abandon_at_fork
 from hpccoll.runtime.messages.library_call import LibraryCall
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
+from hpccoll.runtime.native_plan import NativeExecutable
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plain_arrays import get_address, is_plain
-from hpccoll.runtime.queued_run import RunInQueue
+from hpccoll.runtime.plan_executable import PlanExecutable
+from hpccoll.runtime.progress import InFlight
 from hpccoll.selection import round_message_size
 
 # A user's call: operation, x, out, reduction, root, algorithm, and the rows of each block (None for equal blocks).
@@ -87,9 +89,9 @@ class PlanStart:
 
     name: str
     description: bytes
-    start_at: Callable[[int, int, object], RunInQueue]
+    start_at: Callable[[int, int, object], InFlight]
 
-    def start(self, x: Any, result: Any) -> RunInQueue:
+    def start(self, x: Any, result: Any) -> InFlight:
         """Start a call on an input and an output (plain arrays, or None), and return the operation in flight."""
         source = 0 if x is None else get_address(x)
         target = source if result is x else 0 if result is None else get_address(result)
@@ -101,20 +103,11 @@ class CallCache:
 
     Args:
         tables: the call tables of blocking and of asynchronous calls.
-        resolve: returns a call with the selected algorithm and number of chunks.
-        make_executable: returns the executable of a resolved call; None if calls by its plan are not cached.
     """
 
-    def __init__(
-        self,
-        tables: Iterable[CallTable],
-        library: MpiCollectives,
-        resolve: Callable[..., CollectiveCall],
-        make_executable: Callable[..., Any],
-    ) -> None:
+    def __init__(self, tables: Iterable[CallTable], library: MpiCollectives) -> None:
         self.blocking, self.asynchronous = tables
         self._library, self._ranks, self._rank = library, library.comm.size, library.comm.rank
-        self._resolve, self._make_executable = resolve, make_executable
         self._similar: dict[Hashable, tuple[LibraryCall, SharedSizes]] = {}
         self._counts: dict[BlockCounts, BlockCounts] = {}
         self._calls_left: dict[Hashable, Any] = {}
@@ -179,10 +172,16 @@ class CallCache:
             left = self._calls_left[kind] = np.full(1, CALLS_BEFORE_PLAN)
         return left
 
-    def add(self, call: CollectiveCall, request: Request, *, asynchronous: bool = False) -> None:
+    def add(
+        self, call: CollectiveCall, request: Request, executable: PlanExecutable | None, *, asynchronous: bool = False
+    ) -> None:
         """Record how to carry out calls of the same kind as `call`, so that later ones skip the argument checks.
 
-        `request` has the user's arguments, from which `call` was made.
+        Args:
+            call: the call, with the selected algorithm and number of chunks.
+            request: the user's arguments, from which `call` was made.
+            executable: the executable of the call's plan; None if the MPI library's own collective was selected, or if
+                calls by this plan are not cached.
         """
         operation, x, out, *_, counts = request
         if call.reduction.factor is not None or call.module.on_device:
@@ -193,7 +192,7 @@ class CallCache:
             torch = sys.modules["torch"]
             for table in (self.blocking, self.asynchronous):
                 table.accept_tensors(torch.Tensor, torch.strided)
-        call, sizes = self._resolve(call, asynchronous=asynchronous), describe_arrays(call, out, self._ranks)
+        sizes = describe_arrays(call, out, self._ranks)
         left = self._find_calls_left(call.kind) if call.has_new_counts else None
         if call.algorithm is None:
             library = LibraryCall(self._library, call, asynchronous=asynchronous)
@@ -201,16 +200,17 @@ class CallCache:
             if added and not _is_shared(x, out):
                 self._keep(request, asynchronous, library, sizes)
             return
-        is_shared = call.algorithm.uses_shared_memory
-        executable = self._make_executable(call) if is_shared or not asynchronous else None
-        native = None if executable is None else executable.get_native()
-        if executable is not None and native is not None and asynchronous:
+        native = executable.get_native() if isinstance(executable, NativeExecutable) else None
+        if not isinstance(executable, NativeExecutable) or native is None:
+            return
+        if asynchronous:
             description = call.describe(self._library.state, asynchronous=True)
             start = PlanStart(operation.value, description, executable.make_start())
             self.asynchronous.add(request, start, needs_idle=False, calls_left=left, **sizes)
-        elif native is not None:
+        else:
             runs = native if isinstance(native, HostCall) else partial(_run_on_arrays, native)
-            self.blocking.add(request, runs, needs_idle=is_shared, calls_left=left, **sizes)
+            needs_idle = call.algorithm.uses_shared_memory
+            self.blocking.add(request, runs, needs_idle=needs_idle, calls_left=left, **sizes)
 
     def add_similar(self, request: Request, *, asynchronous: bool = False) -> bool:
         """Add an MPI library call for new sizes or counts if a similar call is known; return whether it was added."""
@@ -315,7 +315,7 @@ def _resize(
     return library.resize(tuple(count * row for count in (*rows, *taken))), sizes | new | {"rows": x.shape[0]}
 
 
-def _run_on_arrays(run: Callable[[int, int], None], x: Any, result: Any) -> None:
+def _run_on_arrays(run: Callable[[int, int], object], x: Any, result: Any) -> None:
     """Call `run` with the addresses of plain arrays (None in a barrier)."""
     run(0 if x is None else get_address(x), 0 if result is None else get_address(result))
 

@@ -97,7 +97,7 @@ class Engine(PlanContext):
         self.selector.log = make_selection_log(comm.rank, comm.size)
         self.select, self.buffer_kind = self.selector.select_for, self.selector.buffer_kind
         tables = (CallTable(np.ndarray, progress.operations, shared_buffers(), node.symmetric) for _ in range(2))
-        self.cache = CallCache(tables, self.library, self._resolve, self._make_cacheable)
+        self.cache = CallCache(tables, self.library)
         self._on_device: OrderedDict[Hashable, PlanExecutable] = OrderedDict()
         self.get_owner: Callable[[], object] = lambda: None  # operations in flight keep the communicator alive
         self._mixed_forms = mixed_forms
@@ -108,17 +108,20 @@ class Engine(PlanContext):
         self._started = StartedOperations(progress, state, node.retract)
         state.on_interruption, state.settle = self._started.fail, self._started.settle
 
-    def run(self, call: CollectiveCall) -> None:
-        """Run a collective and wait for its end."""
+    def run(self, call: CollectiveCall, request: Request | None = None) -> None:
+        """Run a collective and wait for its end.
+
+        If `request`, from which `call` was made, is given, later calls of the same kind skip the argument checks.
+        """
         try:
-            self._run(call)
+            self._run(call, request)
         except MPI.Exception as error:
             raise explain_mpi_error(error, call.operation.value) from None  # without MPI's own stack of calls
 
-    def _run(self, call: CollectiveCall) -> None:
+    def _run(self, call: CollectiveCall, request: Request | None) -> None:
         """Run a collective as `run` does, but let an MPI.Exception propagate."""
         self.buffer_kind(call)  # raises if a symmetric buffer was freed
-        call = self._resolve(call)
+        call, executable = self._resolve(call), None
         algorithm = call.algorithm
         if algorithm is None:
             self.library.run(call)
@@ -127,7 +130,20 @@ class Engine(PlanContext):
         elif call.module.on_device and algorithm.uses_shared_memory and call.reduction.factor is None:
             self._find_on_device(call)()
         else:
-            self._make_executable(call).run()
+            executable = self._make_executable(call)
+            executable.run()
+        self._remember(call, request, executable)
+
+    def _remember(
+        self, call: CollectiveCall, request: Request | None, executable: PlanExecutable | None, *,
+        asynchronous: bool = False,
+    ) -> None:  # fmt: skip
+        """Let later calls like `call`, which was made from `request`, skip the argument checks.
+
+        With a selection log, which lists the size of every message, every call must go through `select`.
+        """
+        if request is not None and self.selector.log is None:
+            self.cache.add(call, request, executable, asynchronous=asynchronous)
 
     def _resolve(self, call: CollectiveCall, *, asynchronous: bool = False) -> CollectiveCall:
         """Return a call with the selected algorithm and number of chunks; without an algorithm for the MPI library."""
@@ -158,12 +174,17 @@ class Engine(PlanContext):
                 raise
             operation.raise_error()
 
-    def start(self, call: CollectiveCall) -> InFlight | None:
+    def start(self, call: CollectiveCall, request: Request | None = None) -> InFlight | None:
         """Begin a collective without waiting for other ranks, and return the operation in flight.
 
         A shared-memory plan on device memory waits for the node's ranks, queues its kernels, and returns None.
+        `request` is as in `run`.
         """
-        return self._start_resolved(self._resolve(call, asynchronous=True))
+        call = self._resolve(call, asynchronous=True)
+        started, is_plan = self._start_resolved(call), call.algorithm is not None and call.algorithm.uses_shared_memory
+        executable = self._make_executable(call) if is_plan and request is not None else None
+        self._remember(call, request, executable, asynchronous=True)
+        return started
 
     def _start_resolved(self, call: CollectiveCall) -> InFlight | None:
         """Begin a collective as `start` does, by the algorithm of `call`."""
@@ -310,20 +331,6 @@ class Engine(PlanContext):
         from hpccoll.runtime.messages.native_executable import NativeMessageExecutable
 
         return NativeMessageExecutable(self, call, tag)
-
-    def remember(self, call: CollectiveCall, request: Request, *, asynchronous: bool = False) -> None:
-        """Let later calls of the same kind as `call`, which was made from `request`, skip the argument checks.
-
-        With a selection log, which lists the size of every message, every call must go through `select`.
-        """
-        if self.selector.log is None:
-            self.cache.add(call, request, asynchronous=asynchronous)
-
-    def _make_cacheable(self, call: CollectiveCall) -> PlanExecutable | None:
-        """Return an executable of a call's plan; None if blocking calls must run the plan like asynchronous ones."""
-        if self._mixed_forms and call.algorithm is not None and not call.algorithm.uses_shared_memory:
-            return None
-        return self._make_executable(call)
 
 
 def _key(call: CollectiveCall) -> tuple[Hashable, ...]:

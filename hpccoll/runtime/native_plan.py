@@ -63,7 +63,9 @@ class NativeExecutable(PlanExecutable):
 
         Return None if there is local work before the plan.
         """
-        return None if self._before else self._find_native()
+        if self._before:
+            return None
+        return self._find_native() if self._native is None else self._native
 
     @abstractmethod
     def _find_native(self) -> Callable[[int, int], object]:

@@ -56,7 +56,12 @@ class PlanContext:
         self.scratch: Scratch = {}
         self.shared_scratch: Scratch = {}
         self.native: dict[Hashable, Any] = {}
-        self._lower = lru_cache(PROGRAMS)(partial(_lower, comm.rank, comm.size, nodes))
+        self._find_plan = lru_cache(PROGRAMS)(partial(_make_plan, comm.size, nodes))
+        self._lower = lru_cache(PROGRAMS)(partial(_lower, comm.rank, self._find_plan))
+
+    def plan(self, call: CollectiveCall) -> Plan:
+        """Return the plan of the algorithm of `call`, from a cache."""
+        return self._find_plan(call.algorithm, call.root, call.chunks)
 
     def lower(self, call: CollectiveCall, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
         """Return this rank's program (its instructions) for calls like `call`, from a cache.
@@ -64,8 +69,8 @@ class PlanContext:
         `sizes` is the number of elements of each chunk, for a program that works on one segment; None for whole chunks.
         `staged` selects loads and stores in shared-memory slots instead of the users' arrays.
         """
-        shape = call.root, call.count, call.dtype.itemsize, call.in_place, call.module.on_device
-        return self._lower(call.algorithm, call.chunks, *shape, staged, sizes)
+        shape = call.count, call.dtype.itemsize, call.in_place, call.module.on_device
+        return self._lower(call.algorithm, call.root, call.chunks, *shape, staged, sizes)
 
     def get_native(self, key: Hashable, make: Callable[[], Native]) -> Native:
         """Return the native call (run by C code) that is cached under `key`; call `make` if none is cached."""
@@ -81,13 +86,18 @@ class PlanContext:
         return self.state, self.state.recorder.take_entry, call.operation.value, call.describe(self.state)
 
 
+def _make_plan(size: int, nodes: tuple[tuple[int, ...], ...], algorithm: Algorithm, root: int, chunks: int) -> Plan:
+    """Return an algorithm's plan for `size` ranks on `nodes`."""
+    plan: Plan = algorithm.plan(size, root, chunks, nodes)
+    return plan
+
+
 def _lower(
     rank: int,
-    size: int,
-    nodes: tuple[tuple[int, ...], ...],
+    plan: Callable[[Algorithm, int, int], Plan],
     algorithm: Algorithm,
-    chunks: int,
     root: int,
+    chunks: int,
     count: Count,
     itemsize: int,
     in_place: bool,
@@ -98,9 +108,11 @@ def _lower(
     """Lower an algorithm's plan to the program of `rank`; `PlanContext.lower` describes `staged` and `sizes`."""
     from hpccoll.lowering import lower_plan
 
-    plan = algorithm.plan(size, root, chunks, nodes)
     elements = None if sizes is None else np.array(sizes, np.int64)
-    return lower_plan(plan, rank, count, itemsize, in_place, on_device=on_device, staged=staged, sizes=elements)
+    return lower_plan(
+        plan(algorithm, root, chunks), rank, count, itemsize, in_place,
+        on_device=on_device, staged=staged, sizes=elements,
+    )  # fmt: skip
 
 
 class PlanExecutable(Executable):
@@ -124,7 +136,7 @@ class PlanExecutable(Executable):
     @property
     def plan(self) -> Plan:
         """The plan that this executable runs."""
-        return self._lower().plan
+        return self._context.plan(self._kind)
 
     def _lower(self) -> Program:
         """Return this rank's program (its instructions)."""

@@ -43,7 +43,7 @@ class DeviceExecutable(PlanExecutable):
         self._facts = self._kind.compared_arguments
         self._entry = compute_fingerprint(self._facts)
         self._location = symmetric.locate(call.source), symmetric.locate(call.result)
-        self._in_place_everywhere = can_access_in_place(context.node, self._lower(), call)
+        self._in_place_everywhere = can_access_in_place(context, call)
         self._locations: tuple[int, ...] | None = None
         self._queued: list[Callable[[int], object]] = []
         self._kept_scratch: FlatArray = None

@@ -38,25 +38,28 @@ def local_instructions(program: Program) -> list[LocalInstruction]:
     return [step for step in program.instructions if isinstance(step, LocalInstruction)]
 
 
-def can_access_in_place(node: NodeMemory, program: Program, call: CollectiveCall) -> bool:
-    """Whether all buffers of this rank that other ranks access in the program can be accessed in place.
+def can_access_in_place(context: PlanContext, call: CollectiveCall) -> bool:
+    """Whether all buffers of this rank that other ranks access in the plan of `call` can be accessed in place.
 
     A rank whose buffers no other rank accesses can run in place or staged, but must choose before it knows the choices
     of the other ranks. A rank with short buffers on the host chooses to run staged, unless one of the buffers is
     symmetric.
     """
-    if program.uses_slots:  # these chunks are in no user's memory
-        return False
+    node, locate = context.node, context.node.symmetric.locate
     buffers = [
         (kind, buffer)
         for kind, buffer in zip(USER_MEMORY, (call.source, call.result), strict=True)
         if buffer is not None and buffer.nbytes
     ]
+    is_short = not call.module.on_device and all(buffer.nbytes < SHORT_BYTES for _, buffer in buffers)
+    if is_short and not any(is_token(locate(buffer)) for _, buffer in buffers):
+        return False
+    program = context.lower(call)
+    if program.uses_slots:  # these chunks are in no user's memory
+        return False
     accessed = [buffer for kind, buffer in buffers if kind in program.accessed]
-    if not accessed and not call.module.on_device and all(buffer.nbytes < SHORT_BYTES for _, buffer in buffers):
-        return any(is_token(node.symmetric.locate(buffer)) for _, buffer in buffers)
     for buffer in accessed:
-        location = node.symmetric.locate(buffer)
+        location = locate(buffer)
         if is_token(location) and not (is_in_file(location) and node.readable is None):
             continue
         if node.readable is None or call.module.on_device or buffer.nbytes < find_least_remote_bytes(node, program):
@@ -116,7 +119,7 @@ def get_peers(context: PlanContext, barrier: str) -> Peers:
 
 def list_peer_bytes(context: PlanContext, call: CollectiveCall) -> list[int]:
     """Return a list of sizes in bytes: of the input and the output of each other rank of the node, in rank order."""
-    plan, others = context.lower(call).plan, np.array(context.node.others, np.int64)
+    plan, others = context.plan(call), np.array(context.node.others, np.int64)
     sizes = chunk_sizes(plan, call.count)
     masks = plan.operation.input_mask, plan.operation.output_mask
     counts = [mask(others, plan.ranks, len(sizes), plan.root) @ sizes for mask in masks]

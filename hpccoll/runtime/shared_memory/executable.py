@@ -36,7 +36,7 @@ class SharedMemoryExecutable(NativeExecutable):
     def __init__(self, context: PlanContext, call: CollectiveCall) -> None:
         super().__init__(context, call)
         self._earlier = context.node.runs  # they use the same barrier and slots
-        self.direct = can_access_in_place(context.node, self._lower(), self._call)
+        self.direct = can_access_in_place(context, self._call)
 
     def _find_native(self) -> DirectCall | StagedCall:
         """Return the native call (C code), direct or staged, for the memory of this executable's buffers."""

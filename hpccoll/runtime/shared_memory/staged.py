@@ -25,6 +25,7 @@ from hpccoll.lowering import (
 from hpccoll.lowering import Program as LoweredProgram
 from hpccoll.lowering.native_rows import FIRST_SHARED, Locate, Row, claim_reads, make_locate, make_rows
 from hpccoll.native import MemoryTable, Program, StagedCall
+from hpccoll.plan import Plan
 from hpccoll.runtime.collective_call import CollectiveCall
 from hpccoll.runtime.native_plan import make_program
 from hpccoll.runtime.node_memory.node import NodeMemory, compute_fingerprint
@@ -45,7 +46,7 @@ def get_staged_call(context: PlanContext, call: CollectiveCall) -> StagedCall:
 def _make_staged_call(context: PlanContext, call: CollectiveCall) -> StagedCall:
     """Return a new native call (C code) that runs calls like `call` through slots (shared memory)."""
     node, arguments = context.node, call.compared_arguments
-    segments, in_entry = find_segments(node, context.lower(call), call)
+    segments, in_entry = find_segments(node, context.plan(call), call)
     programs = [context.lower(call, list_sizes(segment), staged=True) for segment in segments]
     count = max(program.work + program.landing for program in programs)
     scratch = take_scratch(context.shared_scratch, call.module, call.dtype, count)
@@ -61,7 +62,7 @@ def _make_staged_call(context: PlanContext, call: CollectiveCall) -> StagedCall:
     )
 
 
-def find_segments(node: NodeMemory, program: LoweredProgram, call: CollectiveCall) -> tuple[list[Segment], bool]:
+def find_segments(node: NodeMemory, plan: Plan, call: CollectiveCall) -> tuple[list[Segment], bool]:
     """Return a staged run's segments, small enough for a slot, and whether the barrier's words have room for the data.
 
     The result is the same on all ranks.
@@ -69,7 +70,7 @@ def find_segments(node: NodeMemory, program: LoweredProgram, call: CollectiveCal
     Raises:
         UsageError: the data needs several segments, and half a slot has no room for one element of each chunk.
     """
-    sizes = chunk_sizes(program.plan, call.count)
+    sizes = chunk_sizes(plan, call.count)
     total = int(sizes.sum())
     in_entry = total * call.dtype.itemsize <= ENTRY_PAYLOAD_BYTES
     slot = node.slot_bytes // call.dtype.itemsize
@@ -77,8 +78,8 @@ def find_segments(node: NodeMemory, program: LoweredProgram, call: CollectiveCal
         return cut_chunks(sizes, 1), in_entry
     if len(sizes) > slot // 2:
         raise UsageError(
-            f"{program.plan.name} has {len(sizes)} chunks, but the {slot} elements of a slot have room for segments of "
-            f"at most {slot // 2} chunks; use fewer chunks, such as '{program.plan.name}:{slot // 2}', or arrays of "
+            f"{plan.name} has {len(sizes)} chunks, but the {slot} elements of a slot have room for segments of "
+            f"at most {slot // 2} chunks; use fewer chunks, such as '{plan.name}:{slot // 2}', or arrays of "
             "Communicator.empty"
         )
     return cut_chunks(sizes, -(-total // (slot - len(sizes)))), False  # chunks differ by at most one element in length

@@ -46,7 +46,7 @@ class PipelineExecutable(NativeExecutable):
         super().__init__(context, call)
         _require_host_memory(context, call)
         self.segments = cut_segments(context, self._kind)
-        self.direct = can_access_in_place(context.node, self._lower(), self._call)
+        self.direct = can_access_in_place(context, self._call)
 
     def run(self) -> None:
         """Run the collective once; local work before the plan waits for earlier runs on the same arrays."""
@@ -110,7 +110,7 @@ def _require_host_memory(context: PlanContext, call: CollectiveCall) -> None:
 
 def cut_segments(context: PlanContext, call: CollectiveCall) -> list[Segment]:
     """Return the segments into which chunks are cut, in the order in which they are started; equal on all ranks."""
-    plan, itemsize, slot_bytes = context.lower(call).plan, call.dtype.itemsize, context.node.slot_bytes
+    plan, itemsize, slot_bytes = context.plan(call), call.dtype.itemsize, context.node.slot_bytes
     sizes = chunk_sizes(plan, call.count)
     room = slot_bytes // itemsize - len(sizes)  # segments of a chunk differ by at most one element
     if room < len(sizes):

@@ -319,7 +319,7 @@ def test_sizes_of_one_kind_have_messages_with_the_same_leading_bits_on_three_ran
     """Otherwise ranks with other arrays, which make a selection for the exact size, could select a plan."""
     nothing: Any = None
     library: Any = SimpleNamespace(comm=SimpleNamespace(size=3, rank=0))
-    three = CallCache((nothing, nothing), library, nothing, nothing)
+    three = CallCache((nothing, nothing), library)
     selections: dict[Hashable, set[int]] = {}
     for count in range(1, 1024):
         request: Any = operation, np.empty(count, np.float32), None, "sum", 0, "auto", None

@@ -56,6 +56,9 @@ class SimulatedContext(PlanContext):
         super().__init__(ranks, (node.ranks,), node, Progress(), CallRecorder(), lambda: False)
         self._plan, self.scratch, self.shared_scratch = plan, JunkScratch(), JunkScratch()
 
+    def plan(self, call: CollectiveCall) -> Plan:  # noqa: ARG002
+        return self._plan
+
     def lower(self, call: CollectiveCall, sizes: tuple[int, ...] | None = None, *, staged: bool = False) -> Program:
         elements = None if sizes is None else np.array(sizes, np.int64)
         return lower_plan(self._plan, self.rank, call.count, ITEMSIZE, call.in_place, staged=staged, sizes=elements)
@@ -150,15 +153,14 @@ def test_what_runs_in_segments_and_tiles_ends_as_in_replay(algorithm, tile, monk
 
 def test_a_plan_with_more_chunks_than_a_slot_has_elements_is_refused():
     sizes = np.full(100, 2)
-    plan = SimpleNamespace(name="own", operation=SimpleNamespace(chunk_sizes=lambda *_: sizes), ranks=4)
+    plan: Any = SimpleNamespace(name="own", operation=SimpleNamespace(chunk_sizes=lambda *_: sizes), ranks=4)
     plan.column = lambda _: SimpleNamespace(chunks=100)
     call: Any = SimpleNamespace(count=200, dtype=SimpleNamespace(itemsize=8))
-    program: Any = SimpleNamespace(plan=plan)
     nodes: list[Any] = [SimpleNamespace(slot_bytes=8 * elements) for elements in (100, 150, 200)]
     for node in nodes[:2]:
         with pytest.raises(UsageError, match=rf"own has 100 chunks, but the {node.slot_bytes // 8} elements"):
-            staged.find_segments(node, program, call)
-    assert len(staged.find_segments(nodes[2], program, call)[0]) == 1
+            staged.find_segments(node, plan, call)
+    assert len(staged.find_segments(nodes[2], plan, call)[0]) == 1
 
 
 def test_no_run_begins_after_an_exception_inside_of_an_earlier_run():
