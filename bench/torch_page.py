@@ -53,7 +53,10 @@ def format_speed() -> Iterator[str]:
     listed = ", ".join(
         f"{case} of {format_size(nbytes)} ({own['ratio']['value']:.2f})" for (case, nbytes), own in slower
     )
-    yield f"Of these {len(times)} operations and sizes, hpccoll took longer than gloo in {len(slower)}: {listed}.\n"
+    yield (
+        f"Of all {len(times)} measured operations and sizes, hpccoll took longer than gloo in {len(slower)} (gloo's "
+        f"time / hpccoll's in parentheses): {listed}.\n"
+    )
 
 
 def find_times(records: Sequence[Record]) -> dict[tuple[str, int], tuple[Record, Record]]:

@@ -15,9 +15,11 @@ from typing import Any
 
 
 def register() -> None:
-    """Let torch.distributed import hpccoll.torch at the first group with the backend "hpccoll"; called by torch.
+    """Let `init_process_group` import hpccoll.torch if it names the backend "hpccoll"; torch calls this function.
 
-    torch calls `register` at `import torch`, as an extension; `register` does not import hpccoll.torch itself.
+    torch calls `register`, an entry point, at `import torch`. `register` replaces the functions in torch's table of
+    rendezvous handlers, and does not import hpccoll.torch itself. hpccoll.torch is not imported if a `store` is passed
+    to `init_process_group`, or if only `new_group` names the backend.
     """
     module = sys.modules.get("torch.distributed.rendezvous")  # absent if torch was built without torch.distributed
     handlers: dict[str, Callable[..., Any]] = getattr(module, "_rendezvous_handlers", {})

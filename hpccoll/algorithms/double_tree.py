@@ -159,7 +159,7 @@ def _first_place(second: IntArray, n: int) -> IntArray:
 def _overlay_two_trees(
     make_tree: Callable[[IntArray, int, int], Rounds], rank: IntArray, n: int, root: int, chunks: int
 ) -> Rounds:
-    """Return the rounds of `make_tree` on both broadcast trees at once, each for half of the message.
+    """Return the rounds of `make_tree` on both trees, which run at the same time, each for half of the message.
 
     `make_tree` returns the rounds of one tree, as `make_tree(position in the tree, n, chunks)`.
     """

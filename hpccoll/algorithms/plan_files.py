@@ -96,7 +96,7 @@ def judge_published(path: str, buffered: int | None = None) -> PublishedVerdict:
 
     `buffered` is a number of buffered messages per link with which the schedule must not deadlock; None sets no limit.
 
-    Raises UsageError if the file cannot be read.
+    Raises UsageError if the file cannot be read or has an unknown format.
     """
     program, proof, failure, plan, plan_proof, no_plan = None, None, None, None, None, None
     try:

@@ -157,7 +157,10 @@ def all_gather(rank: IntArray, n: int) -> Rounds:
 
 @algorithm(Operation.REDUCE_SCATTER, "recursive_halving", reduce_scatter_cost)
 def reduce_scatter(rank: IntArray, n: int) -> Rounds:
-    """Plan a reduce-scatter: in each round a rank sends half of its partial sums to its partner."""
+    """Plan a reduce-scatter by the rounds of the all-gather backwards, with sums in place of copies.
+
+    If n is a power of two, a rank sends half of its partial sums to its partner in each round.
+    """
     return all_gather(rank, n).reversed(Op.OWN_FIRST)
 
 

@@ -104,9 +104,11 @@ def summarize_ranks(report: StragglerReport, nodes: Sequence[str]) -> tuple[Rank
 
 
 def summarize_nodes(report: StragglerReport, nodes: Sequence[str]) -> tuple[NodeLateness, ...]:
-    """Return, per node, how late its ranks are: the number of rounds in which one of them was last, and two medians.
+    """Return, per node, how late its ranks are: a count of rounds, and medians over the ranks of the node.
 
-    The medians are taken over the ranks of the node. `nodes` has the name of each rank's node.
+    The count is the number of rounds in which a rank of the node was last. The medians are those of the ranks' lateness
+    beyond that of other ranks, and of the time by which they waited less than other ranks. `nodes` has the name of each
+    rank's node; a node without ranks in the report is left out.
     """
     entries = []
     for node in dict.fromkeys(nodes):

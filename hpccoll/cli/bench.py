@@ -164,7 +164,11 @@ class BenchOptions:
 
     @property
     def algorithms(self) -> list[str]:
-        """The algorithms that --algorithm names; by default `auto` and either all (--full) or the likely fastest."""
+        """The names that --algorithm gives, and `auto` if `all` is among them; some stand for several algorithms.
+
+        By default: `auto`, and either `all` (with --full) or `shortlist`, the algorithms that are likely to be the
+        fastest. `BenchmarkConfig.list_algorithms` replaces `all` and `shortlist` by the names of algorithms.
+        """
         from hpccoll.measure.contenders import AUTO
         from hpccoll.measure.session import ALL, SHORTLIST
 

@@ -162,9 +162,10 @@ def list_cases(names: Sequence[str], options: ScheduleOptions) -> list[ScheduleC
 def run_cases(
     command: Literal["verify", "simulate"], names: Sequence[str], options: ScheduleOptions, json_file: str | None
 ) -> None:
-    """Prove and simulate pipeline schedules, write their records and print a table; raise HpccollError for wrong ones.
+    """Prove and simulate pipeline schedules, and write their records; print a table, or raise HpccollError.
 
-    `command` decides which table is printed: that of the proofs, or that of the simulations.
+    HpccollError is raised if a schedule is wrong. `command` decides which table is printed: that of the proofs, or that
+    of the simulations. No table is printed if the records go to standard output.
     """
     cases = list_cases(names, options)
     if not is_printing_rank():

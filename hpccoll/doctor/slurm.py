@@ -68,9 +68,9 @@ def check_tasks(variables: Mapping[str, str], ranks: int) -> list[Finding]:
 
 
 def check_gpu_binding(variables: Mapping[str, str]) -> list[Finding]:
-    """Return a list with a warning if each task sees only its own GPUs, so that ranks cannot use CUDA IPC.
+    """Return a list with a warning if the job asks for GPUs per task, so that ranks cannot use CUDA IPC; else empty.
 
-    Returns an empty list if tasks see all GPUs. `variables` are SLURM's environment variables.
+    SLURM then shows each task only its own GPUs. `variables` are SLURM's environment variables.
     """
     per_task, tres = (variables.get(name, "") for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
     if not per_task and "gpu" not in tres:

@@ -96,7 +96,11 @@ class JobEndings:
         abort_on_error: bool,
         losses: LossWatch | None = None,
     ) -> Callable[[], None]:
-        """Watch a communicator of several ranks until the returned function is called.
+        """Watch a communicator until the returned function is called; a failure of one of its ranks ends the job.
+
+        The returned function must be called before the communicator is freed. The first call of this method starts the
+        watching thread. While a communicator is watched, a rank whose program has ended waits for the ends of the other
+        ranks. A communicator of one rank is not watched, and the returned function does nothing then.
 
         Args:
             comm: the MPI communicator of the collectives; with `losses`, one that is never revoked.

@@ -277,7 +277,10 @@ class Watchdog:
         return True
 
     def _list_rivals(self, above: int = -1, below: int | None = None) -> list[int]:
-        """Return the ranks between `above` and `below`, of other nodes, that have recently claimed the report."""
+        """Return the ranks of other nodes that claimed the report in the last CLAIM_S seconds.
+
+        The ranks are greater than `above` and less than `below`.
+        """
         now = time.monotonic()
         recent = [rank for rank, since in self._rivals.items() if now - since < CLAIM_S]
         return [rank for rank in recent if rank > above and (below is None or rank < below)]

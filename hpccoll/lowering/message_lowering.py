@@ -142,11 +142,12 @@ class MessageLowering:
             self.instructions += self._locations.move_home(displaced)
 
     def _start_receive(self, move: RankMove, reads: list[MemoryRange], may_roll: bool) -> IncomingMessage:
-        """Start to receive a message: into the memory for its chunks' new values if possible, else into scratch.
+        """Append the instructions that start to receive a message; return the message.
 
-        The memory for the new values is appended to `reads`, so that a later message for the same memory uses scratch.
-        If `may_roll`, segments may share WINDOW areas of scratch in turn; a segment is then received only after its
-        area is free again.
+        The message is received into the memory for its chunks' new values if possible, else into scratch. The memory
+        for the new values is appended to `reads`, so that a later message for the same memory uses scratch. If
+        `may_roll`, the segments of a message to be reduced may share WINDOW areas of scratch in turn; a segment is then
+        received only after its area is free again.
         """
         chunks, op = move.received, move.op
         home = self._locations.home_ranges(chunks)

@@ -298,7 +298,7 @@ def list_open() -> list[Acceleration]:
 
 @cache
 def get_keyval() -> int:
-    """Return MPI's attribute key (keyval) under which communicators keep their `Acceleration`."""
+    """Return the MPI attribute key (keyval) of a communicator's `Acceleration`; the first call creates the key."""
     return MPI.Comm.Create_keyval()
 
 

@@ -21,7 +21,7 @@ COLLECTIVES: Final = frozenset(_STEMS.split())  # in lower case
 
 
 def find_method(name: str) -> Callable[..., Any]:
-    """Return mpi4py's own method `name` of MPI.Intracomm; with HPCCOLL_TIMEOUT, its calls are recorded."""
+    """Return mpi4py's own method `name` of MPI.Intracomm; with HPCCOLL_TIMEOUT, a wrapper that records its calls."""
     method: Callable[..., Any] = getattr(MPI.Intracomm, name)
     return method if read_timeout() is None else _watch(name, method)
 

@@ -124,7 +124,10 @@ def name_comms(trace: AllprofTrace, rank: int, size: int) -> tuple[list[str], Ra
 
 
 def list_members(ranks: Sequence[RankComms], used: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks in the world of each communicator in `used` whose ranks are known; the world comes first."""
+    """Return the members of communicators by name: the world, then each one in `used` whose members are all known.
+
+    Members are ranks in the world, in the order of their ranks in the communicator.
+    """
     members = {"world": tuple(range(len(ranks)))}
     for name in dict.fromkeys(name for comms in ranks for name in comms.places):
         places = {rank: comms.places[name] for rank, comms in enumerate(ranks) if name in comms.places}

@@ -220,7 +220,8 @@ def heal_ranks(graph: CallGraph, ranks: Sequence[int], expected: Floats) -> Floa
 def balance_gaps(graph: CallGraph) -> Floats:
     """Return the computing times before all calls in seconds, if all ranks computed equally long before the same call.
 
-    Each time is the mean over the ranks that make the call: the k-th call of one operation from one line.
+    The k-th calls of one operation from one line of the program count as the same call on all ranks that make it. Each
+    returned time is the mean over these ranks.
     """
     row = _number_same_calls(graph)
     return (np.bincount(row, graph.gap_s) / np.bincount(row))[row]

@@ -61,7 +61,7 @@ def _build_efficiencies(explanation: Explanation) -> PageSection:
 
 
 def _build_timeline(explanation: Explanation) -> PageSection:
-    """Return the section with the timeline of one typical iteration."""
+    """Return the section with the timeline of one typical iteration, or of the whole run if it repeats nothing."""
     iteration = find_typical_iteration(explanation.graph)
     length = iteration.end_s - iteration.begin_s
     what = (

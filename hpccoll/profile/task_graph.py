@@ -117,7 +117,7 @@ class TaskSimulation:
         """Run the simulation, and return the calls of each rank.
 
         Raises:
-            UsageError: some ranks wait for messages that no rank sends, or for each other.
+            UsageError: some tasks never end, because they wait for messages, ranks or tasks that never come.
         """
         for rank, state in enumerate(self._states):
             for task, missing in enumerate(state.missing):

@@ -42,7 +42,10 @@ class Versions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SlurmJob(Struct, frozen=True):
-    """The number, name, partition and nodes of the SLURM job that a run belongs to; None where SLURM sets no value."""
+    """The SLURM job that a run belongs to: number, name, partition, nodes, array, array task and count of restarts.
+
+    A field is None where SLURM sets no value.
+    """
 
     job_id: str | None = None
     job_name: str | None = None

@@ -74,7 +74,10 @@ def _build_section(results: Results, run: RecordedRun) -> PageSection:
 
 
 def _read_direction(record: Mapping[str, Any]) -> LinkDirection:
-    """Return the link direction that a preflight_pair record describes; invalid values become None."""
+    """Return the link direction that a preflight_pair record describes; invalid rates and latencies become None.
+
+    Without a valid bandwidth, the direction counts as broken (`not measured`). An invalid message size becomes 0.
+    """
     rate, latency = _read_positive(record.get("bandwidth_GBps")), _read_positive(record.get("latency_us"))
     broken = record.get("broken")
     if broken is None and rate is None:

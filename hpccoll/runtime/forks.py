@@ -25,7 +25,10 @@ def abandon_at_fork(owner: Abandonable) -> None:
 
 @cache
 def _get_owners() -> WeakSet[Abandonable]:
-    """Return the set of the objects that were passed to `abandon_at_fork` in this process."""
+    """Return the set of the living objects that were passed to `abandon_at_fork` in this process.
+
+    The first call registers the function that abandons these objects in forked child processes.
+    """
     owners: WeakSet[Abandonable] = WeakSet()
 
     def abandon_all() -> None:

@@ -29,7 +29,7 @@ def compute_idle_time(shape: PipelineShape, times: PassTimes) -> float | None:
     "zb_h1", activations=lambda shape, _: min(shape.ranks, shape.microbatches), idle_time=compute_idle_time
 )
 def schedule_zb_h1(shape: PipelineShape, rank: int) -> Iterator[PipelineStep]:
-    """1F1B that delays backward passes for weights into idle time; a stage keeps at most p micro-batches."""
+    """1F1B with backward passes for weights in idle time; on p ranks, a stage keeps at most p micro-batches."""
     microbatches = range(shape.microbatches)
     kinds = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
     forwards, inputs, weights = (list_passes(kind, rank, microbatches) for kind in kinds)

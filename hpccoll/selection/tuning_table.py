@@ -100,7 +100,7 @@ class TuningSeries:
         return self.operation, self.itemsize, self.buffer
 
     def find_nearest_point(self, nbytes: int) -> TuningPoint | None:
-        """Return the `TuningPoint` (all timings) of the measured size nearest to `nbytes`.
+        """Return the `TuningPoint` (the timings at one message size) of the measured size nearest to `nbytes`.
 
         The result is None if the ratio of the two sizes exceeds `MAX_SIZE_RATIO`.
         """

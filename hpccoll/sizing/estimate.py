@@ -94,8 +94,8 @@ def compute_usable_bytes(machine: Machine) -> float:
 def make_estimate(setup: TrainingSetup, machine: Machine, efficiency: float = DEFAULT_EFFICIENCY) -> Estimate:
     """Return the estimate of a training step; computation runs at `efficiency` times the machine's peak rate.
 
-    Raises UsageError if the mesh does not divide the model, the batch or the sequence, or if the machine model states
-    no peak rate or no memory.
+    Raises UsageError if the mesh does not divide the model, the batch or the sequence, if the schedule does not allow
+    the number of micro-batches, or if the machine model states no peak rate or no memory.
     """
     setup.require_fits()
     require_capacity(machine, "memory_bytes")

@@ -46,8 +46,9 @@ class PartTraffic(NamedTuple):
     Args:
         strategy: the parallel strategy whose ranks communicate, such as `tp`.
         collective: the operation, such as `all_reduce`.
-        nbytes: the total of all calls: for all_reduce, all_gather and reduce_scatter, the bytes of the messages; for
-            all_to_all and send, the bytes that the rank sends.
+        nbytes: the total of all calls: for all_reduce, all_gather and reduce_scatter, the message size S as nccl-tests
+            defines it; for all_to_all and send, the bytes that the rank sends.
+        calls: the number of calls.
     """
 
     strategy: str

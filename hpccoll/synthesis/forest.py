@@ -45,7 +45,7 @@ class Forest:
 
     @property
     def height(self) -> int:
-        """The largest number of links between the root of a tree and a rank."""
+        """The depth of the deepest tree: the number of transfers between ranks from its root to its farthest rank."""
         return max(max(tree.compute_depths().values()) for tree in self.trees)
 
     def measure_loads(self) -> dict[Arc, Fraction]:

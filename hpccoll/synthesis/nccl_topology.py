@@ -72,7 +72,10 @@ class _System:
             self.network.connect(vertex, _FABRIC, rate)
 
     def add_gpu_links(self) -> None:
-        """Add the links of NVLink and xGMI to other GPUs, which both ends list, and to the node's NVSwitch."""
+        """Add the NVLink and xGMI links to other GPUs and to the node's NVSwitch to the network.
+
+        Of a link between GPUs, only the direction from the listing GPU is added, because both ends list the link.
+        """
         names = {bus.lower(): f"{self.prefix}GPU {bus}" for _, bus, _ in self.gpus}
         for _, bus, gpu in self.gpus:
             for link in gpu:

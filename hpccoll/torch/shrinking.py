@@ -141,8 +141,9 @@ def let_torch_shrink_groups() -> None:
     def create_or_wrap(new_backend: Any, ranks: list[int], metadata: dict[str, Any], is_default: bool) -> Any:
         """Return hpccoll's process group over a shrunk `Shrinkable`, and torch's over any other shrunk backend.
 
-        The arguments are those of torch's function. The name and the global ranks of the group are set as torch sets
-        them.
+        The arguments are those of torch's function. The group gets the name and the description that torch would set.
+        For a `Shrinkable`, the list `ranks` is overwritten with the group's global ranks, which torch then registers,
+        because torch computes wrong ones if the shrunk group is not the default group.
         """
         if not isinstance(new_backend, Shrinkable):
             return create(new_backend, ranks, metadata, is_default)

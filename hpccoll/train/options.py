@@ -372,7 +372,11 @@ def split_strategy(strategy: str, options: TrainOptions) -> tuple[str, TrainOpti
 
 
 def _require_experts_fit(experts: ExpertConfig | None, ep: int) -> None:
-    """Raise UsageError unless ep divides the experts, `top_k` is at most their number, and the capacity is positive."""
+    """Raise UsageError unless the ranks of ep can share the experts equally, and the options of the experts are valid.
+
+    `top_k` must be at most the number of experts; the capacity factor must be None, or positive and finite. Without
+    experts (None), ep must be 1.
+    """
     if experts is None:
         if ep > 1:
             raise UsageError(f"ep={ep} ranks have no experts to share; add --model gpt --experts {ep}, or give dp={ep}")

@@ -91,7 +91,7 @@ class SurvivingTraining:
 
         After a death, a call of a group without dead ranks raises a CommunicationError that names no dead rank if
         another rank of the group has left its calls. The context manager replaces this error by the RankLostError of
-        `comm`.
+        `comm`. If no death is known within DEATH_KNOWN_S seconds, the error is raised unchanged.
         """
         try:
             yield

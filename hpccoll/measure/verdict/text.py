@@ -179,7 +179,7 @@ def _join_choices(choices: Sequence[str], most: int = 2) -> str:
 
 
 def format_us(microseconds: float) -> str:
-    """Return a time as a string with three significant digits and a unit, such as `54.2 us`, `1.31 ms` or `2.04 s`."""
+    """Return a time as a string with about three digits and a unit, such as `54.2 us`, `1.31 ms` or `2.04 s`."""
     for factor, unit in ((1e6, "s"), (1e3, "ms")):
         if microseconds >= 0.9995 * factor:
             return f"{_format_digits(microseconds / factor)} {unit}"

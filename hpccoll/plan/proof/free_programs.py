@@ -152,7 +152,7 @@ class _ProgramRunner:
         runnable = deque(range(len(self.program)))
         while runnable:
             rank = runnable.popleft()
-            while (action := self.next_action(rank)) is not None:
+            while (action := self.current_action(rank)) is not None:
                 next_rank = self.send(rank, action) if isinstance(action, SendAction) else self.receive(rank, action)
                 if next_rank is None:
                     break
@@ -164,8 +164,8 @@ class _ProgramRunner:
                 raise PlanError(f"{sent}: rank {dest} never receives it")
         return self.messages
 
-    def next_action(self, rank: int) -> Action | None:
-        """Return the current action of a rank, or None if the rank has finished."""
+    def current_action(self, rank: int) -> Action | None:
+        """Return the action that a rank has to execute now, without advancing; None if the rank has finished."""
         actions = self.program[rank]
         return actions[self.at[rank]] if self.at[rank] < len(actions) else None
 
@@ -236,7 +236,7 @@ class _ProgramRunner:
 
     def check_finished(self) -> None:
         """Raise DeadlockError, with a cycle of waiting ranks if there is one, unless every rank has finished."""
-        waits = {rank: action for rank in range(len(self.program)) if (action := self.next_action(rank)) is not None}
+        waits = {rank: action for rank in range(len(self.program)) if (action := self.current_action(rank)) is not None}
         if not waits:
             return
         peers = {rank: _peer(action) for rank, action in waits.items()}

@@ -47,7 +47,7 @@ class SemaphoreWait:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A signal of a step: the step sets the counter `semaphore` to `value`, or adds one if `value` is None."""
+    """A signal of a step: raises the counter `semaphore` to at least `value`, or by one if `value` is None."""
 
     semaphore: Semaphore
     value: int | None = None

@@ -320,9 +320,9 @@ def _format_ranks(mask: int) -> str:
 
 
 def _from_whom(parts: list[_Write]) -> str:
-    """Return text that lists the sends by which the received value among `parts` arrived, the last send first.
+    """Return text that lists the last sends, at most `_MOST_SENDS`, by which the received value among `parts` arrived.
 
-    The text is empty if no value of `parts` was received.
+    The last send comes first. The text is empty if no value of `parts` was received.
     """
     part = next((part for part in parts if part.cell[1][0] == IN_FLIGHT and part.step), None)
     sends = [] if part is None else [made.step for made in _list_origins(part) if made.cell[1][0] == IN_FLIGHT]

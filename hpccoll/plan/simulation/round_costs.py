@@ -83,7 +83,7 @@ class FenceCosts:
 
 @dataclass(slots=True)
 class RoundCosts:
-    """The costs of one round, in arrays with one entry per simulated rank.
+    """The costs of one round; arrays have one entry per simulated rank, except those of `shared`.
 
     `moves` has the costs of each step of messages, `copying` the seconds of copies within a rank (None: no copies),
     `within` and `between` the bytes sent inside nodes and to other nodes, and `messages` the number of messages. A
@@ -284,7 +284,7 @@ class SharedMemoryPricer:
         return FenceCosts(leader, self.machine.within.alpha_s if fence_s is None else fence_s)
 
     def price_accesses(self, steps: Sequence[Step]) -> RoundCosts:
-        """Return the costs of a round's loads and stores; raise UsageError if ranks of different nodes share memory."""
+        """Return the costs of a round's loads and stores; raise UsageError if a rank accesses another node's memory."""
         size, gamma, link = self.links.size, self.machine.gamma_s_per_byte, self.machine.within
         seconds, nbytes, transfers = np.zeros(size), np.zeros(size), 0
         for step in steps:

@@ -54,7 +54,15 @@ class DeviceExecutable(PlanExecutable):
         return (self,)
 
     def run(self) -> None:
-        """Queue the collective once, on the current stream of the buffers' module."""
+        """Wait until all ranks of the node call `run`, then queue the collective on the current stream. Collective.
+
+        The current stream is that of the buffers' module (CuPy or torch). Only the hosts wait for each other; `run` may
+        return before the device has completed the collective.
+
+        Raises:
+            UsageError: a buffer of some rank is not symmetric, or the executable was freed.
+            MismatchError: the ranks called different collectives.
+        """
         self._require_live()
         with self._state.record(self._begin):
             device = self._context.node.device
