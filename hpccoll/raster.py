@@ -86,8 +86,8 @@ def _make_palette() -> Image.Image:
     """Return an image with the palette of all GIF frames: all colours, and blends of them for smoothed edges."""
     ranks = [palette.rank_colour(rank) for rank in range(len(palette.COLOURS))]
     lines = [palette.rank_line_colour(rank) for rank in range(len(palette.COLOURS))]
-    # Pillow confuses colours that differ by less than 4. Colours that are no blends therefore come first in the palette,
-    # and no other colour is close to EMPTY.
+    # Pillow confuses colours that differ by less than 4. Therefore, colours that are no blends come first in the
+    # palette, and no other colour is close to EMPTY.
     ink, quiet, glow, paper = palette.INK, palette.QUIET, palette.GLOW, palette.PAPER
     plain = [_blend(fill, fill, 0) for fill in (paper, palette.EMPTY, ink, quiet, palette.PALE, glow, *ranks, *lines)]
     to_paper = [(fill, paper) for fill in (ink, quiet, glow, *ranks, *lines)]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -30,12 +30,13 @@ from hpccoll.runtime.executable import Executable
 from hpccoll.runtime.forks import abandon_at_fork
 from hpccoll.runtime.messages.library_call import LibraryCall
 from hpccoll.runtime.messages.mpi_collectives import MpiCollectives
-from hpccoll.runtime.native_plan import NativeExecutable
 from hpccoll.runtime.node_memory.symmetric import shared_buffers
 from hpccoll.runtime.plain_arrays import get_address, is_plain
-from hpccoll.runtime.plan_executable import PlanExecutable
 from hpccoll.runtime.progress import InFlight
 from hpccoll.selection import round_message_size
+
+if TYPE_CHECKING:
+    from hpccoll.runtime.native_plan import NativeExecutable
 
 # A user's call: operation, x, out, reduction, root, algorithm, and the rows of each block (None for equal blocks).
 # In a `Request`, `x` is the output on a rank without input.
@@ -173,7 +174,7 @@ class CallCache:
         return left
 
     def add(
-        self, call: CollectiveCall, request: Request, executable: PlanExecutable | None, *, asynchronous: bool = False
+        self, call: CollectiveCall, request: Request, executable: NativeExecutable | None, *, asynchronous: bool = False
     ) -> None:
         """Record how to carry out calls of the same kind as `call`, so that later ones skip the argument checks.
 
@@ -200,8 +201,8 @@ class CallCache:
             if added and not _is_shared(x, out):
                 self._keep(request, asynchronous, library, sizes)
             return
-        native = executable.get_native() if isinstance(executable, NativeExecutable) else None
-        if not isinstance(executable, NativeExecutable) or native is None:
+        native = None if executable is None else executable.get_native()
+        if executable is None or native is None:
             return
         if asynchronous:
             description = call.describe(self._library.state, asynchronous=True)

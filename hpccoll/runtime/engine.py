@@ -135,9 +135,8 @@ class Engine(PlanContext):
         self._remember(call, request, executable)
 
     def _remember(
-        self, call: CollectiveCall, request: Request | None, executable: PlanExecutable | None, *,
-        asynchronous: bool = False,
-    ) -> None:  # fmt: skip
+        self, call: CollectiveCall, request: Request | None, executable: Any, *, asynchronous: bool = False
+    ) -> None:
         """Let later calls like `call`, which was made from `request`, skip the argument checks.
 
         With a selection log, which lists the size of every message, every call must go through `select`.
