@@ -215,7 +215,10 @@ def prove_algorithm(
 
 
 def _check_returned_types(candidate: Algorithm, plan: Plan) -> None:
-    """Raise PlanError if the algorithm's function does not return Rounds of lists of steps."""
+    """Raise PlanError unless the algorithm's function returns Rounds of lists of steps.
+
+    The steps must be Move steps, unless the algorithm is declared with `uses_shared_memory`.
+    """
     rounds: object = plan.rounds()
     if not isinstance(rounds, Rounds):
         raise PlanError(f"{candidate.full_name} returned {type(rounds).__name__}; return Rounds(count, chunks, at)")

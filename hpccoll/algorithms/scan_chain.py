@@ -60,7 +60,12 @@ def exscan(rank: IntArray, n: int, chunks: int) -> Rounds:
         return Span(number, 1, chunks, base=base)
 
     def exscan_round(t: int) -> list[Move]:
-        """Return round t: each rank sends one chunk to the next rank, and reduces and keeps earlier chunks."""
+        """Return round t: each rank sends a chunk of its sum to the next rank, and works on chunks received before.
+
+        Rank r sends chunk c = t - 2 r, and receives chunk c + 2 from rank r - 1. A rank between two others also reduces
+        chunk c + 1, which it has received, with its own data, and copies the received chunk c - 1 to its result. Chunk
+        numbers that do not exist are skipped.
+        """
         sent = t - 2 * rank
         received, added, kept = sent + 2, sent + 1, sent - 1
         sends = (rank < n - 1) & (sent >= 0) & (sent < chunks)

@@ -168,7 +168,10 @@ def all_gather_bruck(rank: IntArray, n: int, nodes: Groups | None = None) -> Rou
 
 
 def gather_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
-    """S bytes take 2 steps; each of L ranks of the root's node stores S/L; a rank of another node sends its block."""
+    """S bytes take up to 2 steps: one between nodes, and one within the root's node, which has L ranks.
+
+    Each rank of another node sends its block of S/n bytes. Each rank of the root's node but the root stores S/L.
+    """
     size = split_into_even_groups(n, nodes).sizes[0]
     across_nodes, within = n > size, size > 1
     mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
@@ -202,7 +205,11 @@ def gather(rank: IntArray, n: int, root: int, nodes: Groups | None = None) -> Ro
 
 
 def scatter_cost(n: int, root: int, nodes: Groups | None = None) -> Cost:  # noqa: ARG001 - the same for every root
-    """S bytes take 2 steps; each of L ranks of the root's node loads S/L and sends all of it except its own block."""
+    """S bytes take up to 2 steps: one within the root's node, which has L ranks, and one between nodes.
+
+    Each rank of the root's node takes S/L, which all but the root load from the root's memory, and sends all of it but
+    its own block to other nodes.
+    """
     size = split_into_even_groups(n, nodes).sizes[0]
     mean = (Fraction(n - size, n) + Fraction(size - 1, size)) / n
     return Cost((n > size) + (size > 1), mean, Fraction(size > 1, size) + Fraction(n // size - 1, n))

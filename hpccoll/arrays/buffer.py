@@ -22,11 +22,12 @@ from hpccoll.optional_packages import format_install_command
 def as_buffer(array: Any, role: str, writable: bool) -> Buffer:
     """Check a user's array and return it as a flat buffer that shares its memory.
 
-    If `writable` is false, an array that is not contiguous is copied. Error messages name the array by `role`.
+    If `writable` is false, an array whose memory cannot be used as it is (not contiguous, or a lazily conjugated view)
+    is copied. Error messages name the array by `role`.
 
     Raises:
-        BufferError: `array` is not a NumPy, CuPy, torch or DLPack array on CPU or CUDA; or `writable` is true and the
-            array is read-only or not C-contiguous.
+        BufferError: `array` is not a NumPy, CuPy, torch or DLPack array on CPU or CUDA, or is sparse; or `writable` is
+            true and the array is read-only, not C-contiguous or a lazily conjugated view.
         UnknownNameError: the element type of `array` is not supported.
     """
     if isinstance(array, np.ndarray):

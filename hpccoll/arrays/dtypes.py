@@ -13,16 +13,15 @@ from hpccoll.errors import UnknownNameError
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type: name, NumPy dtype, and kind (b bool, i signed or unsigned integer, f float, c complex)."""
+    """An element type: name, NumPy dtype, kind (b bool, i signed or unsigned integer, f float, c complex), and size.
+
+    `itemsize` is the number of bytes of an element.
+    """
 
     name: str
     numpy: np.dtype[Any]
     kind: str
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return int(self.numpy.itemsize)
+    itemsize: int
 
 
 def _table() -> dict[str, DType]:
@@ -30,8 +29,8 @@ def _table() -> dict[str, DType]:
     integers = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
     kinds = {"bool": "b", **dict.fromkeys(integers, "i"), "float16": "f", "float32": "f", "float64": "f"}
     kinds |= {"complex64": "c", "complex128": "c"}
-    table = {name: DType(name, np.dtype(name), kind) for name, kind in kinds.items()}
-    return table | {"bfloat16": DType("bfloat16", np.dtype(ml_dtypes.bfloat16), "f")}
+    table = {name: DType(name, np.dtype(name), kind, np.dtype(name).itemsize) for name, kind in kinds.items()}
+    return table | {"bfloat16": DType("bfloat16", np.dtype(ml_dtypes.bfloat16), "f", 2)}
 
 
 DTYPES = _table()

@@ -164,11 +164,7 @@ class BenchOptions:
 
     @property
     def algorithms(self) -> list[str]:
-        """The names that --algorithm gives, and `auto` if `all` is among them; some stand for several algorithms.
-
-        By default: `auto`, and either `all` (with --full) or `shortlist`, the algorithms that are likely to be the
-        fastest. `BenchmarkConfig.list_algorithms` replaces `all` and `shortlist` by the names of algorithms.
-        """
+        """The values of --algorithm, with `auto` beside `all`; by default `auto` and `all` (--full) or `shortlist`."""
         from hpccoll.measure.contenders import AUTO
         from hpccoll.measure.session import ALL, SHORTLIST
 

@@ -96,7 +96,7 @@ def _adapt_call(
     if foreign is not None and operation in IN_PLACE and out is None:
         array = array.copy()
     if listed_out:
-        return split_into(operation, out, array, rank, size, counts)
+        return adapt_output_list(operation, out, array, rank, size, counts)
     if out is not None:
         return AdaptedArguments(array, out, lambda result: result, counts)
     if listed and operation is Operation.ALL_TO_ALL:
@@ -147,16 +147,21 @@ class JoinedBlocks:
         return cls(_concatenate(native, flat=True), shapes, (sizes, None))
 
 
-def split_into(
+def adapt_output_list(
     operation: Operation, out: Any, x: Any, rank: int, size: int, counts: BlockCounts | None
 ) -> AdaptedArguments:
-    """Return the arguments of a collective whose result is copied into the arrays of the list `out`.
+    """Return the arguments of a collective whose output is the list `out`; nothing is copied yet.
+
+    Later, `finish` of the returned object copies the collective's result into the arrays of `out` and returns `out`. If
+    `counts` does not state the sizes of the blocks, and they may differ, they are those of the arrays of `out`.
 
     Args:
+        operation: all_gather, gather or all_to_all.
         out: one array per rank.
         x: the input, as one array.
+        rank: the number of this rank.
         size: the number of ranks.
-        counts: the number of rows of each block, if blocks differ in size, else None.
+        counts: as in `AdaptedArguments`: None, or a pair, whose second element is for an all_to_all only.
 
     Raises:
         BufferError: `out` does not have one array per rank, or an array of `out` has a wrong dtype or size.

@@ -49,7 +49,7 @@ MIN_RUNS_FOR_GAIN = 3  # runs per side that show whether the removal of drift ma
 
 
 class Control(StrEnum):
-    """The control of a comparison: the measured cases that show how fast the machine was during a run."""
+    """Which cases of a comparison are its control, that is, show how fast the machine was during each run."""
 
     MPI = "mpi"  # cases of the MPI library's own collectives
     ROWS = "rows"  # all cases

@@ -81,7 +81,7 @@ def analyze(job: JobEvidence) -> CrashAnalysis:
 def _decide(
     job: JobEvidence, graph: WaitGraph, disagreement: Disagreement | None
 ) -> tuple[Reason, tuple[int, ...], tuple[int, ...]]:
-    """Return the reason of a hang or crash, the guilty ranks, and the suspects if a tie hides which one is guilty.
+    """Return the reason of a hang or crash, the guilty ranks, and the suspects if it is unclear who is guilty.
 
     Args:
         job: the recordings of the job's ranks.

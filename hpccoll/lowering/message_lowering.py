@@ -8,8 +8,8 @@ chunks are complete. A message whose chunks are not contiguous is packed before 
 
 A message whose size is in the range PRIVATE is also packed if the round overwrites the memory that it is sent from. If
 a message is packed, the receiver's core caches only the packed copy, so the sender can overwrite the original memory
-without waiting for the receiver's cache lines to be invalidated. Packing made recursive doubling in place on two ranks
-of one host 1.6 to 4.6 times as fast (bench/README.md).
+without waiting for the receiver's cache lines to be invalidated. On two ranks of one host, packing made recursive
+doubling in place 1.6 to 4.6 times as fast (bench/README.md).
 
 Messages above SEGMENT bytes are cut into segments. The segments of a message to be reduced are received in turn into
 WINDOW areas of scratch, which stay in the cache even if the message is long. Sender and receiver cut a message at the

@@ -134,7 +134,9 @@ def make_locate(
     find_shared: Callable[[MemoryRange], int] | None = None,
     find_start: Callable[[MemoryRange], int] | None = None,
 ) -> Locate:
-    """Return a function that maps a memory range to the number of its memory in rows, and to its offset there in bytes.
+    """Return a function that maps a memory range to the number of its memory, as rows refer to it, and a byte offset.
+
+    The offset is that of the range from the beginning of this memory.
 
     Args:
         work: the number of elements of WORK; in scratch memory, LANDING follows WORK.
@@ -169,7 +171,7 @@ def _can_tile_together(group: Sequence[Reduce | Copy], added: Reduce | Copy) -> 
     for other in group:
         if other.out.count != added.out.count:
             return False
-        for place in other.ranges:
-            if any(place.overlaps(mine) and place.start != mine.start for mine in added.ranges):
+        for place in other:
+            if any(place.overlaps(mine) and place.start != mine.start for mine in added):
                 return False
     return True

@@ -1,13 +1,14 @@
 """The instructions of one rank, in order: receives, sends, waits, reduces, copies and node fences.
 
-A program (a rank's instructions) contains offsets, not addresses, so it runs on all buffers of the same size.
+A program (a rank's instructions) contains offsets, not addresses, so it runs on all buffers of the same size. A reduce
+or copy is a tuple of the ranges that it reads, and last the range that it writes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from hpccoll.plan import Plan
 
@@ -74,38 +75,23 @@ class Wait:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(NamedTuple):
     """An instruction to compute out = left op right, element by element."""
 
     left: MemoryRange
     right: MemoryRange
     out: MemoryRange
 
-    @property
-    def ranges(self) -> tuple[MemoryRange, ...]:
-        """The ranges that the instruction reads, then the range that it writes."""
-        return self.left, self.right, self.out
 
-
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """An instruction to copy `source` to `out`."""
 
     source: MemoryRange
     out: MemoryRange
 
-    @property
-    def ranges(self) -> tuple[MemoryRange, ...]:
-        """The ranges that the instruction reads, then the range that it writes."""
-        return self.source, self.out
 
-
-@dataclass(frozen=True, slots=True)
-class NodeFence:
+class NodeFence(NamedTuple):
     """An instruction to wait until all ranks of the node have reached this fence; reads and writes no memory."""
-
-    ranges: ClassVar[tuple[MemoryRange, ...]] = ()
 
 
 LocalInstruction: TypeAlias = Reduce | Copy | NodeFence
@@ -128,5 +114,5 @@ class Program:
     @property
     def uses_slots(self) -> bool:
         """Whether an instruction accesses a slot (SLOT, shared memory of the node)."""
-        local = (step for step in self.instructions if isinstance(step, LocalInstruction))
-        return any(part.memory is MemoryKind.SLOT for step in local for part in step.ranges)
+        local = (step for step in self.instructions if isinstance(step, Reduce | Copy))
+        return any(part.memory is MemoryKind.SLOT for step in local for part in step)

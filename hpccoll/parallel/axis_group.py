@@ -322,7 +322,7 @@ class MeshGroups:
     hold the same experts. `token_replicas` are the ranks of `replicas` and of tp, which all hold the same norms; with
     sequence parallelism, they have different tokens. `tied` are the ranks of two pipeline stages with the same weight,
     if this rank is one of them. `copies` are the ranks that keep copies of each other's state: `replicas`, or all ranks
-    of a mesh without replicas. Fields with the same ranks share one `AxisGroup`, except `tied`, and `copies` if it has
+    if there are no replicas. Fields with the same ranks share one `AxisGroup`, except `tied`, and `copies` if it has
     all ranks.
     """
 

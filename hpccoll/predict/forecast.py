@@ -58,10 +58,12 @@ def forecast(
 
     Args:
         n: number of ranks, which fill the nodes of `machine` in order.
-        nbytes: message size (S of nccl-tests); rounded down to whole float32 elements.
+        nbytes: message size (S of nccl-tests); rounded down to whole float32 elements, in n equal blocks if the
+            operation has blocks, but to at least one element per vector or block (none in a barrier).
         chunks: number of chunks; None for the number that a run would use.
         full: simulate every rank, even if a few ranks would be enough because of symmetry.
-        trace: find the critical path; with `trace`, two-level plans are not split into pipelined segments.
+        trace: find the critical path, unless the time is extrapolated from a few nodes; with `trace`, two-level plans
+            that are not extrapolated are not split into pipelined segments.
     """
     if chunks is None:
         chunks = choose_forecast_chunks(algorithm, n, nbytes)

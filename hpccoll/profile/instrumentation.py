@@ -129,7 +129,10 @@ class Instrumentation:
                 setattr(holder, "init_process_group", init_process_group)  # noqa: B010 - mypy knows no such attribute
 
     def _start_torch(self, module: ModuleType) -> None:
-        """Start the recorder unless it runs, and record torch's groups, works, functions and Reducer. Collective."""
+        """Start the recorder unless it runs, and let it record torch's groups, works and functions. Collective.
+
+        The Reducer of DistributedDataParallel is recorded, too.
+        """
         if self.recorder is None:
             self._start_without_mpi(module)
         if self.recorder is None:

@@ -148,10 +148,10 @@ class CallCache:
         return pair
 
     def count(self, call: CollectiveCall) -> CollectiveCall:
-        """Return a call, with `has_new_counts` set if it is one of the first CALLS_BEFORE_PLAN calls of its kind.
+        """Count a call; return it, with `has_new_counts` set if it is one of the first CALLS_BEFORE_PLAN of its kind.
 
-        Only calls whose blocks differ in size are counted. All ranks count the same calls, including calls that the
-        call tables carry out, so that all ranks select the same algorithm.
+        Only calls by `auto` whose blocks differ in size are counted, and no all-to-alls. All ranks count the same
+        calls, including calls that the call tables carry out, so that all ranks select the same algorithm.
         """
         if isinstance(call.count, int) or call.is_uneven_exchange or call.algorithm is not None or call.library:
             return call

@@ -294,7 +294,9 @@ class Engine(PlanContext):
 
         Raises:
             UnavailableError: the algorithm needs shared memory, but the ranks cannot share memory.
-            UsageError: the algorithm works on one node only, but the ranks are on several nodes.
+            UsageError: the call has no algorithm, or the algorithm does not work on several nodes, or not there in
+                device memory.
+            ReductionError: the algorithm cannot reduce by a Python function in device memory.
         """
         algorithm = call.algorithm
         if algorithm is None:

@@ -81,8 +81,11 @@ class PlanContext:
             native = self.native[key] = make()
         return native
 
-    def get_entry(self, call: CollectiveCall) -> tuple[CallRecorder, EntryRing, str, bytes]:
-        """Return the recorder arguments of a native call: `calls`, `ring`, `name` and `description`."""
+    def get_recorder_arguments(self, call: CollectiveCall) -> tuple[CallRecorder, EntryRing, str, bytes]:
+        """Return the arguments by which a native call counts itself and notes itself in the flight recorder.
+
+        They are the native call's arguments `calls`, `ring`, `name` and `description`. No entry is written.
+        """
         return self.state, self.state.recorder.take_entry, call.operation.value, call.describe(self.state)
 
 

@@ -122,7 +122,7 @@ class Progress:
 
     `operations` are plans, in the order of their start. `transfers` are requests that MPI advances in any MPI call:
     sends, receives and the MPI library's own collectives. `Progress` keeps an operation alive until it is done.
-    `hand_over` adds to `transfers` the messages that the extension has started and tests by itself.
+    `hand_over` adds to `transfers` the messages that the C extension has started and until then tests by itself.
     `deadline` is the time on the monotonic clock after which blocking waits raise WaitTimeoutError; infinite if there
     is none. The time in which the process is suspended does not count. `cores_per_rank` is the least value of
     `RankLayout.cores_per_rank` of all communicators made so far.

@@ -138,9 +138,10 @@ class Selector:
         return allowed
 
     def _avoids_messages(self, *, shared: bool) -> bool:
-        """Whether plans of messages are excluded: on one node, if blocking calls may meet asynchronous calls.
+        """Whether `auto` avoids plans of messages: on one node with shared memory, and if forms of calls are mixed.
 
-        `shared` states whether the ranks of each node share memory.
+        Forms are mixed if some ranks may call a collective blocking while others call it asynchronously. `shared`
+        states whether the ranks of each node share memory.
         """
         return self._mixed_forms and shared and self._nodes == 1
 

@@ -102,16 +102,18 @@ def read_table(path: Path) -> TuningTable:
 
 
 def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
-    """Return the tuning table in the file `path`, or an empty one if the file is missing or has another schema version.
+    """Return the tuning table in the file `path`, or an empty one if it is missing or not a table of this version.
 
-    Raises UsageError if the file must not be overwritten: if it is not a tuning table, or is for another site.
+    A file that contains the word `hpccoll-tuning/` but cannot be parsed counts as a table of another version, also if
+    it is damaged. Raises UsageError if the file must not be overwritten: if it does not contain this word, cannot be
+    read, or is for another site.
     """
     try:
         if not path.exists():
             return TuningTable(site, ())
         table = read_table(path)
     except UsageError as error:
-        if SCHEMA_FAMILY.encode() in path.read_bytes():
+        if _names_schema(path):
             return TuningTable(site, ())
         raise UsageError(f"{error}; it is not overwritten: name another file with --output, or remove it") from error
     except OSError as error:
@@ -122,6 +124,14 @@ def read_table_to_extend(path: Path, site: TuningSite) -> TuningTable:
             "name another file with --output"
         )
     return table
+
+
+def _names_schema(path: Path) -> bool:
+    """Whether the file `path` can be read, and contains the name of the schema of tuning tables."""
+    try:
+        return SCHEMA_FAMILY.encode() in path.read_bytes()
+    except OSError:
+        return False
 
 
 def write_table(path: Path, table: TuningTable) -> None:

@@ -73,7 +73,10 @@ class TuningPoint:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWinner:
-    """The fastest algorithm at a message size, the next fastest (None if there is only one), and all timings."""
+    """The winner at a message size, the next fastest (None if only one algorithm was measured), and all timings.
+
+    The winner is the fastest algorithm, or one that ties with it.
+    """
 
     fastest: CandidateTiming
     runner_up: CandidateTiming | None

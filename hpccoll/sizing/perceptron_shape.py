@@ -95,8 +95,8 @@ class PerceptronShape:
     def count_sample_bytes(self, dtype: str, nbytes: int) -> int:
         """Return the bytes of a sample after its conversion to `dtype`, with `nbytes` bytes per number.
 
-        A sample has inputs, and targets unless the targets are class numbers. Samples are stored in float64, so the
-        result is 0 for float64, which needs no converted copy.
+        The inputs of a sample are converted, and so are its targets unless they are class numbers. Samples are stored
+        in float64, so the result is 0 for float64, which needs no converted copy.
         """
         copied = self.linears[0].inputs + (0 if self.has_classes else self.linears[-1].outputs)
         return 0 if dtype == "float64" else copied * nbytes

@@ -40,7 +40,8 @@ def drop_doubtful_drift(fitted: ClockModel, measured: PingPongs) -> ClockModel:
 def summarize_batches(measured: PingPongs) -> tuple[Times, Times, Times]:
     """Return arrays in seconds, by batch: the time, the clock difference, and the difference's standard deviation.
 
-    The times and clock differences are means over a batch of ping-pongs, in which fast ping-pongs weigh most.
+    The times and clock differences are means over a batch of ping-pongs, in which fast ping-pongs weigh most. The
+    standard deviation is that of the most precise ping-pong of the batch.
     """
     trips_s = measured.round_trips_s
     deviations_s = compute_deviations_s(trips_s, float(trips_s.min()))

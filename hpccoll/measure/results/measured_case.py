@@ -233,7 +233,7 @@ def get_table(case: MeasuredCase) -> tuple[TableKey, bool]:
 
 
 def pair_places(cases: Iterable[MeasuredCase]) -> list[tuple[MeasuredCase, ...]]:
-    """Return one tuple for each setting and message size: its case out of place and its case in place, if measured."""
+    """Return a tuple for each setting and message size: those of its cases out of place and in place that exist."""
     settings: dict[TableKey, list[MeasuredCase]] = {}
     for case in cases:
         settings.setdefault(case.setting, []).append(case)

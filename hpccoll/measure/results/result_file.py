@@ -49,10 +49,10 @@ class FileContents:
         return f"{self.name}, line {self.lines[index]}"
 
     def keep_comparable(self, run: Mapping[str, Any]) -> Self:
-        """Return a copy with only the records that a new run may continue: those with equal hosts, ranks and versions.
+        """Return a copy with only the records of runs that the new run may continue.
 
-        `run` is the new run's record of kind `run`. The hosts may differ if both runs belong to one SLURM job, which
-        was requeued.
+        These runs have the same hosts, devices, versions, and numbers of ranks and nodes as the new run, whose record
+        of kind `run` is `run`. The hosts may differ if both runs belong to one SLURM job, which was requeued.
         """
         kept, comparable = [], True
         for index, record in enumerate(self.records):

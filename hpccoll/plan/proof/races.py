@@ -168,7 +168,11 @@ class _RaceChecker:
                 raise self.error(t, f"{does}: that rank {why}; add a fence {when} it")
 
     def check_conflicts(self, shared: _Accesses) -> None:
-        """Raise PlanError if no fence separates two ranks' accesses to a chunk, at least one of which is a write."""
+        """Raise PlanError if two ranks' accesses to a chunk, at least one a write, lack a fence that they need.
+
+        They need none if one rank reads the chunk and its owner overwrites it by a load in the same or a later round,
+        and the owner's next fence includes the reading rank: the load's data becomes visible only at this fence.
+        """
         first = np.searchsorted(shared.place, shared.place, side="left")
         many = np.searchsorted(shared.place, shared.place, side="right") - first
         writes = np.nonzero(shared.kind != _READ)[0]

@@ -69,8 +69,9 @@ def parse_teccl(document: dict[str, Any], name: str) -> BlockProgram:
     """Return the program of a TE-CCL schedule; `document` is the parsed JSON, and error messages call the file `name`.
 
     Raises:
-        UsageError: the file cannot be read.
-        PlanError: a path has a gap, or a chunk is sent before it arrives.
+        UsageError: a line does not have the form of TE-CCL's lines.
+        PlanError: a path has a gap or ends at a wrong rank, a chunk is sent before it arrives, or a block of an
+            all-to-all is not delivered whole.
     """
     flows = next(value for key, value in document.items() if key.endswith("-Flows"))
     if any("volume" in flow for flow in flows[:1]):
@@ -183,7 +184,7 @@ def parse_taccl(document: dict[str, Any], name: str) -> BlockProgram:
     """Return the program of a TACCL or SCCL algorithm; `document` is the parsed JSON, and errors call the file `name`.
 
     Raises:
-        UsageError: the file cannot be read.
+        UsageError: the collective is unknown, or the number of chunks does not fit the number of ranks.
         PlanError: a chunk is sent before it arrives.
     """
     collective = str(document["collective"]["name"]).lower()

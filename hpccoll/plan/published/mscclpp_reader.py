@@ -209,7 +209,10 @@ class _BlockReader:
         return ("signal", kind, *ends, number)
 
     def read_transfer(self, kind: str, op: dict[str, Any], place: tuple[int, int, int, str]) -> list[Effect]:
-        """Return the copies or sums of operation `op` of type `kind`; `place` is (rank, thread block, index, words)."""
+        """Return the copies or sums of operation `op` of type `kind`; `place` names the operation in error messages.
+
+        Adds the number of transfers between ranks to `file.transfers`. `place` is as in `read_switch`.
+        """
         sources = [self.list_cells(buffer, op, place) for buffer in op["src_buff"]]
         targets = [self.list_cells(buffer, op, place) for buffer in op["dst_buff"]]
         if kind in COPIES:
@@ -233,7 +236,9 @@ class _BlockReader:
     def read_switch(self, kind: str, op: dict[str, Any], place: tuple[int, int, int, str]) -> list[Effect]:
         """Return the copies or sums of a switch (multimem) operation, which accesses a buffer on all ranks of a group.
 
-        `place` is (rank, thread block, number, words) for error messages.
+        A store (`gstore`) copies this rank's cells to all ranks of the group. A reduction (`glres`) sums the cells of
+        all ranks, and copies the sums to all ranks. Adds the number of transfers between ranks to `file.transfers`.
+        `place` (rank, thread block, index of the operation, its text) names the operation in error messages.
         """
         effects = []
         for source, target in zip(op["src_buff"], op["dst_buff"], strict=True):

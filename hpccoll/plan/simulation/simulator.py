@@ -161,10 +161,11 @@ class _Run:
         self.steps = 0
 
     def forward(self) -> Floats:
-        """Simulate all rounds; return the time at which each rank finishes, in seconds.
+        """Simulate all rounds; return the time at which each rank finishes, in seconds. To be called once.
 
-        Keeps the clocks at the start of each segment of rounds, from which `trace_segment` can repeat the segment, and
-        the trace of the last segment.
+        Adds the number of rounds with messages to `steps`. With `trace`, keeps what `path` needs: in `segment_starts`
+        the clocks at the start of each segment of rounds, from which `path` simulates the segment again, and in
+        `last_traced` the trace of the last segment. Without `trace`, rounds that repeat may be skipped.
         """
         state = ClockState(self.entered_s, np.zeros(self.pricer.size))
         if not self.trace and len(self.rounds) >= LEAST_ROUNDS and self.pricer.size <= MOST_RANKS:

@@ -113,7 +113,7 @@ def plan_launches(
         if isinstance(instruction, NodeFence):
             phases.append([])
         else:
-            _add_to_group(phases[-1], [extent(place) for place in instruction.ranges], function)
+            _add_to_group(phases[-1], [extent(place) for place in instruction], function)
     loads = [(phase, load) for phase, groups in enumerate(phases) for group in groups for load in group.loads]
     for phase, groups in enumerate(phases):
         for group in groups:

@@ -76,7 +76,7 @@ def explain_refusal(operation: Operation, dtype: DType, reduction: Reduction) ->
 def get_datatype(operation: Operation, dtype: DType, reduction: Reduction | None = None) -> MPI.Datatype:
     """Return the MPI datatype of an operation's elements; DATATYPE_NULL if the library does not have it.
 
-    For a reduction by a user's function, the datatype matches the elements in size only.
+    If MPI does not compute (no reduction, or one by a user's function), the datatype matches the elements in size only.
     """
     computes = operation.reduces and (reduction is None or reduction.combine is None)
     datatype: MPI.Datatype = getattr(MPI, DATATYPES[dtype.name] if computes else MOVED_AS[dtype.itemsize])

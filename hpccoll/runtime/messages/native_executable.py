@@ -77,7 +77,7 @@ def make_message_call(context: PlanContext, call: CollectiveCall, pool: Scratch)
         MemoryTable([0, 0, get_address(scratch)], [], scratch),
         get_handle(context.comm),
         BLOCKING_TAG,
-        *context.get_entry(call),
+        *context.get_recorder_arguments(call),
         progress.oversubscribed,
         progress.attend,
         progress.operations,

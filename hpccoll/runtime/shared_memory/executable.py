@@ -94,6 +94,6 @@ def _make_direct_call(context: PlanContext, call: CollectiveCall) -> DirectCall:
         shared_buffers(),
         node.symmetric,
         partial(get_staged_call, context, call),
-        *context.get_entry(call),
+        *context.get_recorder_arguments(call),
         partial(node.raise_mismatch, arguments),
     )

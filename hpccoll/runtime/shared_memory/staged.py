@@ -57,7 +57,7 @@ def _make_staged_call(context: PlanContext, call: CollectiveCall) -> StagedCall:
         len(segments),
         in_entry,
         compute_fingerprint(arguments),
-        *context.get_entry(call),
+        *context.get_recorder_arguments(call),
         partial(node.raise_mismatch, arguments),
     )
 
