@@ -149,7 +149,7 @@ def test_what_is_no_table_of_this_place_is_not_overwritten(this_site, tmp_path):
     write_table(path, TuningTable(replace(this_site, layout="8 ranks on 1 node"), ()))
     with pytest.raises(UsageError, match="8 ranks on 1 node"):
         read_table_to_extend(path, this_site)
-    with pytest.raises(UsageError, match="cannot be read .Is a directory.; it is not overwritten"):
+    with pytest.raises(UsageError, match=r"cannot be read .Is a directory.; it is not overwritten"):
         read_table_to_extend(tmp_path, this_site)
     path.write_text(json.dumps({"schema": "hpccoll-tuning/0", "old": True}))
     assert read_table_to_extend(path, this_site) == TuningTable(this_site, ()), "older versions are overwritten"
