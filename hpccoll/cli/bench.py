@@ -142,16 +142,14 @@ class BenchOptions:
         return [self.blocks * size for size in list_message_sizes(self.min_bytes, self.max_bytes, self.factor)]
 
     def take_message_size(self, ranks: int) -> BenchOptions:
-        """Return the options; if --message-size is given, its sizes replace those of -b and -e.
+        """Return the options; if --message-size is given, its sizes, times `ranks` for blocks, replace those of -e.
 
-        Args:
-            ranks: the number of ranks of the job, by which the size of a block is multiplied.
-
-        Raises:
-            UsageError: --message-size means a block in some of the operations, and a whole array in others.
+        Raises UsageError if -b is given, too, or if --message-size means a block in some of the operations only.
         """
         if self.message_size is None:
             return self
+        if self.min_bytes is not None:
+            raise UsageError(f"-m {self.message_size} and -b {self.min_bytes} both choose the sizes; give one of them")
         names = self.operations or ("all_reduce",)
         of_block = [name for name in names if Operation.from_name(name) in BLOCK_OPERATIONS]
         if of_block and len(of_block) < len(names):

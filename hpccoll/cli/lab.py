@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hpccoll.cli.options import CommandGroup
 from hpccoll.cli.output import json_option, open_json_lines, print_table
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.records import SCHEMA
@@ -54,7 +55,7 @@ def _spec_options(function: Function) -> Function:
     return _dir_option(function)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def lab() -> None:
     """Start a throw-away SLURM cluster on this machine, change it while jobs run, and remove it without a trace.
 

@@ -18,7 +18,8 @@ import click
 
 from hpccoll import __version__
 from hpccoll.cli.failure import fail, fail_alike, is_in_job, record_status
-from hpccoll.errors import HpccollError, UnavailableError, UnknownNameError
+from hpccoll.cli.options import CommandGroup
+from hpccoll.errors import HpccollError, UnavailableError
 
 # Maps modules that only commands import to their packages, all of which `pip install hpccoll` installs.
 PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "PIL": "pillow", "rich": "rich", "scipy": "scipy"}
@@ -60,7 +61,7 @@ COMMAND_GROUPS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     """A click group that imports a command's module only when that command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -73,17 +74,6 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(f"hpccoll.cli.{cmd_name}"), cmd_name)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the name and the object of the command that `args` begins with, and its own arguments.
-
-        Raises UnknownNameError for an unknown command.
-        """
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            raise UnknownNameError("command", args[0], self.list_commands(ctx))
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; if the reader of standard output closed the pipe, discard output and return status 141."""

@@ -21,6 +21,7 @@ PROGRESS = ("prterun", "mpirun", "--------", "   Process name", "   Exit code", 
 # The arguments of hpccoll, the expected exit status, and strings that the error message must contain.
 ALONE: list[tuple[str, int, tuple[str, ...]]] = [
     ("bnech", 2, ("unknown command 'bnech'", "did you mean bench?", "bench, compare, demo")),
+    ("lab statsu", 2, ("unknown command 'statsu'", "did you mean status?")),
     ("--bogus", 2, ("No such option", "See hpccoll --help")),
     ("schema x", 2, ("unexpected extra argument", "See hpccoll schema --help")),
     ("verify --ranks 0", 2, ("'0'", "need 1 <= FIRST <= LAST")),

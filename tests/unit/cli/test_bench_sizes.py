@@ -34,3 +34,8 @@ def test_sizes_are_those_of_a_block_where_each_rank_has_one(operation):
 def test_operations_that_count_differently_are_refused_together():
     with pytest.raises(UsageError, match="-m 1K is the size of a block in gather, and that of a whole array"):
         take("gather", "all_reduce", "-m", "1K")
+
+
+def test_two_options_that_choose_the_smallest_size_are_refused():
+    with pytest.raises(UsageError, match="-m 8:1K and -b 8 both choose the sizes"):
+        take("-m", "8:1K", "-b", "8")
