@@ -174,15 +174,16 @@ class CallCache:
         return left
 
     def add(
-        self, call: CollectiveCall, request: Request, executable: NativeExecutable | None, *, asynchronous: bool = False
-    ) -> None:
+        self, call: CollectiveCall, request: Request, get_executable: Callable[[], NativeExecutable] | None, *,
+        asynchronous: bool = False,
+    ) -> None:  # fmt: skip
         """Record how to carry out calls of the same kind as `call`, so that later ones skip the argument checks.
 
         Args:
             call: the call, with the selected algorithm and number of chunks.
             request: the user's arguments, from which `call` was made.
-            executable: the executable of the call's plan; None if the MPI library's own collective was selected, or if
-                calls by this plan are not cached.
+            get_executable: returns the executable of the call's plan; None if the MPI library's own collective was
+                selected, or if calls by this plan are not cached.
         """
         operation, x, out, *_, counts = request
         if call.reduction.factor is not None or call.module.on_device:
@@ -201,6 +202,7 @@ class CallCache:
             if added and not _is_shared(x, out):
                 self._keep(request, asynchronous, library, sizes)
             return
+        executable = None if get_executable is None else get_executable()
         native = None if executable is None else executable.get_native()
         if executable is None or native is None:
             return

@@ -132,17 +132,17 @@ class Engine(PlanContext):
         else:
             executable = self._make_executable(call)
             executable.run()
-        self._remember(call, request, executable)
+        self._remember(call, request, None if executable is None else lambda: executable)
 
     def _remember(
-        self, call: CollectiveCall, request: Request | None, executable: Any, *, asynchronous: bool = False
+        self, call: CollectiveCall, request: Request | None, get_executable: Any, *, asynchronous: bool = False
     ) -> None:
-        """Let later calls like `call`, which was made from `request`, skip the argument checks.
+        """Let later calls like `call`, which was made from `request`, skip the argument checks; see `CallCache.add`.
 
         With a selection log, which lists the size of every message, every call must go through `select`.
         """
         if request is not None and self.selector.log is None:
-            self.cache.add(call, request, executable, asynchronous=asynchronous)
+            self.cache.add(call, request, get_executable, asynchronous=asynchronous)
 
     def _resolve(self, call: CollectiveCall, *, asynchronous: bool = False) -> CollectiveCall:
         """Return a call with the selected algorithm and number of chunks; without an algorithm for the MPI library."""
@@ -180,9 +180,9 @@ class Engine(PlanContext):
         `request` is as in `run`.
         """
         call = self._resolve(call, asynchronous=True)
-        started, is_plan = self._start_resolved(call), call.algorithm is not None and call.algorithm.uses_shared_memory
-        executable = self._make_executable(call) if is_plan and request is not None else None
-        self._remember(call, request, executable, asynchronous=True)
+        started, algorithm = self._start_resolved(call), call.algorithm
+        is_shared = algorithm is not None and algorithm.uses_shared_memory
+        self._remember(call, request, partial(self._make_executable, call) if is_shared else None, asynchronous=True)
         return started
 
     def _start_resolved(self, call: CollectiveCall) -> InFlight | None:
