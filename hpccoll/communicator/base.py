@@ -328,7 +328,7 @@ class CommunicatorBase:
             buffer = call.result or call.source
             name = call.algorithm.full_name if call.algorithm else MPI_LIBRARY if call.library else "auto"
             compared.update(shape=call.shape, dtype=buffer.dtype.name if buffer else "none", op=call.reduction.name)
-            memory = self._engine.buffer_kind(call).value
+            memory = self._engine.selector.buffer_kind(call).value
             compared.update(root=call.root, algorithm=name, memory=memory)
             if not self._mixed_forms:
                 compared.update(call=form)

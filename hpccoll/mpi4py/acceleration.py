@@ -262,7 +262,7 @@ class Acceleration:
         if chosen is not None or self.communicator is None:
             return None if chosen == MPI_LIBRARY else chosen
         call = self.make_example(kind)
-        return AUTO if self.communicator._engine.select(call).algorithm is not None else None
+        return AUTO if self.communicator._engine.selector.select_for(call).algorithm is not None else None
 
     def make_example(self, kind: CollectiveKind) -> CollectiveCall:
         """Return a call of hpccoll of the given kind, on new arrays with undefined values, to select an algorithm."""

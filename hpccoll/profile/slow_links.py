@@ -3,12 +3,14 @@
 The cost of slow messages is the run time that the job saves in a simulation in which these messages take the usual
 time. The usual time of a pair of ranks is the median time of the pairs that include neither of these ranks. If all
 other pairs include one of these ranks, the usual time is the shortest time of the other pairs. If most of a node's
-pairs with other nodes are slow, these slow pairs are one finding.
+pairs with other nodes are slow, these slow pairs are one finding. A node is also slow if one of its pairs is slow, and
+the job saves clearly more if the slow messages of all of its pairs take the usual time: transfers of the other pairs
+may be hidden behind those of the slow pair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -23,6 +25,7 @@ from hpccoll.profile.replay import replay_job
 SLOWER: Final = 3.0  # messages are slow if they take more than this multiple of the usual time
 _FEWEST_MESSAGES, _FEWEST_PAIRS = 4, 3  # pairs with fewer messages, and sizes that fewer pairs have, are left out
 _SLOW_SHARE: Final = 0.5  # a node is slow if more than this share, at least two, of its pairs with others are slow
+_MORE_SAVED: Final = 1.1  # a node is also slow if its messages cost more than this multiple of the cost of a slow pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +107,38 @@ def find_slow_messages(graph: CallGraph) -> tuple[tuple[SlowNode, ...], tuple[Sl
     if not slow:
         return (), ()
     replayed_s = replay_job(graph).run_s
-    nodes = []
-    for node in range(placement.count) if placement.count >= _FEWEST_PAIRS else ():
-        of_node = [pair for pair in slow if pair.connects(node)]
-        if len(of_node) > max(_SLOW_SHARE * sum(pair.connects(node) for pair in pairs), 1):
-            most, ranks = max(of_node, key=lambda pair: len(pair.calls)), placement.list_ranks(node)
-            saved_s = replayed_s - _replay_healed(graph, of_node)
-            host, messages = graph.profile.ranks[ranks[0]].host, sum(len(pair.calls) for pair in of_node)
-            nodes.append((node, SlowNode(messages, most.nbytes, most.seconds, most.usual_s, saved_s, host, ranks)))
-    links = []
+    several = range(placement.count) if placement.count >= _FEWEST_PAIRS else ()
+    of_node = {node: [pair for pair in pairs if pair.connects(node)] for node in several}
+    nodes, links = dict[int, SlowNode](), list[SlowLink]()
+    for node, all_pairs in of_node.items():
+        slow_pairs = [pair for pair in all_pairs if pair.is_slow]
+        if len(slow_pairs) > max(_SLOW_SHARE * len(all_pairs), 1):
+            nodes[node] = _describe_node(graph, placement.list_ranks(node), slow_pairs, replayed_s)
     for pair in slow:
-        if not any(pair.connects(node) for node, _ in nodes):
-            saved_s = replayed_s - _replay_healed(graph, [pair])
+        if any(pair.connects(node) for node in nodes):
+            continue
+        saved_s = replayed_s - _replay_healed(graph, [pair], pair.seconds)
+        ends = {
+            node: _describe_node(graph, placement.list_ranks(node), all_pairs, replayed_s)
+            for node, all_pairs in of_node.items()
+            if pair.connects(node)
+        }
+        worst = max(ends, key=lambda node: ends[node].saved_s, default=-1)
+        if ends and ends[worst].saved_s > _MORE_SAVED * saved_s:
+            nodes[worst] = ends[worst]
+        else:
             sizes = len(pair.calls), pair.nbytes
             links.append(SlowLink(*sizes, pair.seconds, pair.usual_s, saved_s, pair.source, pair.dest))
-    by_cost = sorted((node for _, node in nodes), key=lambda node: -node.saved_s)
+    by_cost = sorted(nodes.values(), key=lambda node: -node.saved_s)
     return tuple(by_cost), tuple(sorted(links, key=lambda link: -link.saved_s))
+
+
+def _describe_node(graph: CallGraph, ranks: tuple[int, ...], pairs: Sequence[_Pair], replayed_s: float) -> SlowNode:
+    """Return the slow messages of `pairs`, those of the node of `ranks`; `replayed_s` is the replayed run time."""
+    most = max((pair for pair in pairs if pair.is_slow), key=lambda pair: len(pair.calls))
+    messages = sum(len(_find_slow_receives(graph, pair, most.seconds)) for pair in pairs)
+    saved_s, host = replayed_s - _replay_healed(graph, pairs, most.seconds), graph.profile.ranks[ranks[0]].host
+    return SlowNode(messages, most.nbytes, most.seconds, most.usual_s, saved_s, host, ranks)
 
 
 def _list_pairs(graph: CallGraph, placement: Placement) -> list[_Pair]:
@@ -148,10 +167,27 @@ def _list_pairs(graph: CallGraph, placement: Placement) -> list[_Pair]:
     return pairs
 
 
-def _replay_healed(graph: CallGraph, pairs: Iterable[_Pair]) -> float:
-    """Return the run time in seconds of a replay in which the messages of `pairs` take at most the usual time."""
+def _find_slow_receives(graph: CallGraph, pair: _Pair, slow_s: float) -> IntArray:
+    """Return the calls that receive slow messages of a pair: all messages of a slow pair.
+
+    Of another pair, messages are slow if the receive or the send takes more than half of `slow_s`, the usual time of a
+    slow pair of the same node: while a rank sends slow messages, those that it receives arrive unnoticed, but their
+    senders wait.
+    """
+    if pair.is_slow:
+        return pair.calls
+    sends = graph.matches.find_senders()[graph.matches.received[pair.calls]]
+    return pair.calls[np.maximum(graph.transfer_s[pair.calls], graph.transfer_s[sends]) > slow_s / 2]
+
+
+def _replay_healed(graph: CallGraph, pairs: Iterable[_Pair], slow_s: float) -> float:
+    """Return the run time in seconds of a replay in which the slow messages of `pairs` take at most the usual time.
+
+    `slow_s` is as in `_find_slow_receives`.
+    """
     transfer_s, senders = graph.transfer_s.copy(), graph.matches.find_senders()
     for pair in pairs:
-        for calls in (pair.calls, senders[graph.matches.received[pair.calls]]):
+        receives = _find_slow_receives(graph, pair, slow_s)
+        for calls in (receives, senders[graph.matches.received[receives]]):
             transfer_s[calls] = np.minimum(transfer_s[calls], pair.usual_s)
     return replay_job(graph, transfer_s=transfer_s).run_s

@@ -179,11 +179,9 @@ class CallCache:
     ) -> None:  # fmt: skip
         """Record how to carry out calls of the same kind as `call`, so that later ones skip the argument checks.
 
-        Args:
-            call: the call, with the selected algorithm and number of chunks.
-            request: the user's arguments, from which `call` was made.
-            get_executable: returns the executable of the call's plan; None if the MPI library's own collective was
-                selected, or if calls by this plan are not cached.
+        `call` has the selected algorithm and number of chunks, and `request` the user's arguments, from which it was
+        made. `get_executable` returns the executable of its plan; it is None if the MPI library carries out the call,
+        or if calls by this plan are not cached.
         """
         operation, x, out, *_, counts = request
         if call.reduction.factor is not None or call.module.on_device:

@@ -95,7 +95,6 @@ class Engine(PlanContext):
         self.processes = dict(zip(world_ranks or (), layout.processes, strict=False))  # by rank in MPI.COMM_WORLD
         self.selector = CallSelector(self.nodes, node, self.library, tuning, mixed_forms=mixed_forms, rates=rates)
         self.selector.log = make_selection_log(comm.rank, comm.size)
-        self.select, self.buffer_kind = self.selector.select_for, self.selector.buffer_kind
         tables = (CallTable(np.ndarray, progress.operations, shared_buffers(), node.symmetric) for _ in range(2))
         self.cache = CallCache(tables, self.library)
         self._on_device: OrderedDict[Hashable, PlanExecutable] = OrderedDict()
@@ -120,7 +119,7 @@ class Engine(PlanContext):
 
     def _run(self, call: CollectiveCall, request: Request | None) -> None:
         """Run a collective as `run` does, but let an MPI.Exception propagate."""
-        self.buffer_kind(call)  # raises if a symmetric buffer was freed
+        self.selector.buffer_kind(call)  # raises if a symmetric buffer was freed
         call, executable = self._resolve(call), None
         algorithm = call.algorithm
         if algorithm is None:
@@ -146,7 +145,7 @@ class Engine(PlanContext):
 
     def _resolve(self, call: CollectiveCall, *, asynchronous: bool = False) -> CollectiveCall:
         """Return a call with the selected algorithm and number of chunks; without an algorithm for the MPI library."""
-        selection = self.select(call, asynchronous=asynchronous)
+        selection = self.selector.select_for(call, asynchronous=asynchronous)
         return replace(call, algorithm=selection.algorithm, chunks=selection.chunks)
 
     def _find_on_device(self, call: CollectiveCall) -> PlanExecutable:

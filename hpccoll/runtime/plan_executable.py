@@ -57,7 +57,7 @@ class PlanContext:
         self.shared_scratch: Scratch = {}
         self.native: dict[Hashable, Any] = {}
         self._find_plan = lru_cache(PROGRAMS)(partial(_make_plan, comm.size, nodes))
-        self._lower = lru_cache(PROGRAMS)(partial(_lower, comm.rank, self._find_plan))
+        self._find_program = lru_cache(PROGRAMS)(partial(_make_program, comm.rank, self._find_plan))
 
     def plan(self, call: CollectiveCall) -> Plan:
         """Return the plan of the algorithm of `call`, from a cache."""
@@ -70,7 +70,7 @@ class PlanContext:
         `staged` selects loads and stores in shared-memory slots instead of the users' arrays.
         """
         shape = call.count, call.dtype.itemsize, call.in_place, call.module.on_device
-        return self._lower(call.algorithm, call.root, call.chunks, *shape, staged, sizes)
+        return self._find_program(call.algorithm, call.root, call.chunks, *shape, staged, sizes)
 
     def get_native(self, key: Hashable, make: Callable[[], Native]) -> Native:
         """Return the native call (run by C code) that is cached under `key`; call `make` if none is cached."""
@@ -95,7 +95,7 @@ def _make_plan(size: int, nodes: tuple[tuple[int, ...], ...], algorithm: Algorit
     return plan
 
 
-def _lower(
+def _make_program(
     rank: int,
     plan: Callable[[Algorithm, int, int], Plan],
     algorithm: Algorithm,
@@ -141,7 +141,7 @@ class PlanExecutable(Executable):
         """The plan that this executable runs."""
         return self._context.plan(self._kind)
 
-    def _lower(self) -> Program:
+    def _find_program(self) -> Program:
         """Return this rank's program (its instructions)."""
         return self._context.lower(self._kind)
 

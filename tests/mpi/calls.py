@@ -175,7 +175,7 @@ def oracle(case: Case, comm: Communicator) -> list[bytes]:
     sample = as_buffer(np.empty(0, case.kind.numpy), "x", writable=False)
     count = case.count if case.counts is None else case.counts
     job = CollectiveCall(case.operation, case.algorithm, case.root, Reduction("sum"), None, sample, count)
-    results = case.replayed(comm.size, comm._engine.select(job).chunks, comm._engine.nodes)
+    results = case.replayed(comm.size, comm._engine.selector.select_for(job).chunks, comm._engine.nodes)
     if not case.special:
         wrong = [case.wrong(rank, comm.size, found) for rank, found in enumerate(results)]
         assert not any(wrong), (case, "replay itself is wrong", wrong)

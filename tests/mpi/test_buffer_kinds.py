@@ -49,7 +49,7 @@ def tuned(comm, tmp_path, monkeypatch):
 
 def assert_same_selection(hpc, operation, x, out, counts=None):
     call = hpc._check("blocking", operation, x, out, "sum", 0, "auto", None if counts is None else (counts, None))
-    assert len(set(hpc._comm.allgather(hpc._engine.select(call).name))) == 1
+    assert len(set(hpc._comm.allgather(hpc._engine.selector.select_for(call).name))) == 1
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "mpi", "ring", "shared_two_shot", "shared_one_shot"])

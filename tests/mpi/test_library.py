@@ -106,7 +106,7 @@ def test_results_are_what_hpccoll_promises(comm, hpc, library, operation, form):
             case = Case(
                 algorithm, dtype, op, count, turn % comm.size, in_place, special=not operation.reduces, seed=turn
             )
-            wanted = case.replayed(comm.size, hpc._engine.select(asked(Call(hpc, case))).chunks)[comm.rank]
+            wanted = case.replayed(comm.size, hpc._engine.selector.select_for(asked(Call(hpc, case))).chunks)[comm.rank]
             for found in carried(library, Call(hpc, case), form):
                 if found is None:
                     continue

@@ -174,7 +174,7 @@ def job(stream, algorithm, root, op, x, out, count) -> CollectiveCall:
 
 
 def wanted(eng, made, inputs) -> list[Any]:
-    plan = made.algorithm.plan(eng.size, made.root, eng.select(made).chunks)
+    plan = made.algorithm.plan(eng.size, made.root, eng.selector.select_for(made).chunks)
     return replay(plan, made.count, inputs, get_reduction_function("sum") if made.operation.reduces else None)
 
 
@@ -277,7 +277,7 @@ def test_the_ranks_agree_whether_the_library_takes_device_memory(space, stream, 
     """The probe of one rank fails, for instance by a time limit: all ranks must still make the same selection."""
     eng = Engine(space, lambda: all_pass or space.rank > 0)
     for x in (stream.empty(5, FLOAT), stream.empty(2**20, FLOAT)):
-        found = space.allgather(eng.select(by_library(stream, x, asked=False)).name)
+        found = space.allgather(eng.selector.select_for(by_library(stream, x, asked=False)).name)
         assert len(set(found)) == 1
         assert eng.library.can_run(by_library(stream, x)) is all_pass
     eng.free()
@@ -287,11 +287,11 @@ def test_asynchronous_calls_run_plans_in_device_memory(space, stream):
     """MPI libraries lack non-blocking reductions of device memory; such a call does not wait for other ranks."""
     eng, x = Engine(space, lambda: True), stream.empty(5, FLOAT)
     for _ in range(2):
-        selection = eng.select(by_library(stream, x, asked=False), asynchronous=True)
+        selection = eng.selector.select_for(by_library(stream, x, asked=False), asynchronous=True)
         assert selection.algorithm is not None
         with pytest.raises(UsageError, match="device memory"):
             eng.start(by_library(stream, x))
-        assert eng.select(by_library(stream, x)).algorithm is None
+        assert eng.selector.select_for(by_library(stream, x)).algorithm is None
     eng.free()
 
 

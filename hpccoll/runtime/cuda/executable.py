@@ -113,7 +113,7 @@ class DeviceExecutable(PlanExecutable):
 
         The plan's first fence is left out, because `_queue` already fences on entry.
         """
-        call, program = self._call, self._lower()
+        call, program = self._call, self._find_program()
         count = program.work + program.landing
         self._kept_scratch = self._take_scratch(count)  # kept alive here, because kernels contain only addresses
         space = AddressSpace(call, program, self._kept_scratch)

@@ -120,7 +120,7 @@ class MessageExecutable(PlanExecutable):
         super().__init__(context, call, scratch)
         if module.on_device and self._after:
             self._after = (*self._after, module.synchronize)
-        self._program = program = self._lower()
+        self._program = program = self._find_program()
         self._space = AddressSpace(self._call, program, self._take_scratch(program.work + program.landing))
         self._tag = tag
         self._bound: tuple[MessageStep, ...] = ()

@@ -178,6 +178,42 @@ def test_a_node_with_a_slow_link_is_named_with_its_cost():
     assert not fast.slow_nodes
 
 
+def emulate_pipeline(is_slow):
+    """Return the profile of a pipeline over four nodes; rank 2 has a slow link if `is_slow`.
+
+    Rank 2 finds the messages that it receives already there, because they have arrived while it was sending, but the
+    rank that sends them waits.
+    """
+    clock, builders, steps = np.zeros(RANKS), [TraceBuilder() for _ in range(RANKS)], 12
+    for step in range(steps):
+        begins, sent = clock.copy(), 0.1 * (step + 1)
+        builders[0].add("send", sent, sent, peer=1)
+        for rank in (1, 2, 3):
+            is_early = is_slow and rank == 2
+            begin = max(clock[rank], sent + 0.05) if is_early else clock[rank]
+            got = max(begin, sent) + (0.2 if is_slow and rank == 3 else MESSAGE_S)
+            builders[rank].add("recv", begin, got, peer=rank - 1)
+            sent = got + 0.1
+            clock[rank] = sent + 0.2 * (is_slow and rank < 3)
+            if rank < 3:
+                builders[rank].add("send", sent, clock[rank], peer=rank + 1)
+        assert (clock >= begins).all()
+    clock[0] = 0.1 * steps
+    end = float(clock.max()) + REDUCE_S
+    for builder, begin in zip(builders, clock, strict=True):
+        builder.add("all_reduce", begin, end)
+    return make_profile(builders, end, hosts=tuple(f"node{rank + 1}" for rank in range(RANKS)))
+
+
+def test_a_slow_node_is_named_although_some_of_its_messages_arrive_unnoticed():
+    slow, fast = (explain_profile(emulate_pipeline(is_slow)) for is_slow in (True, False))
+    node = slow.slow_nodes[0]
+    assert (node.host, node.messages) == ("node3", 24)
+    assert node.saved_s == pytest.approx(slow.graph.run_s - fast.graph.run_s, rel=0.03)
+    assert not slow.links
+    assert not fast.slow_nodes
+
+
 def test_messages_between_nodes_are_not_compared_with_those_within_nodes():
     builders = [TraceBuilder() for _ in range(RANKS)]
     for step in range(10):

@@ -67,25 +67,25 @@ def request(x, operation=ALL_REDUCE, **arguments):
 
 
 def test_a_named_algorithm_is_selected(engine):
-    selection = engine.select(request(np.ones(3), algorithm="ring"))
+    selection = engine.selector.select_for(request(np.ones(3), algorithm="ring"))
     assert (selection.name, selection.why) == ("ring", "asked for")
 
 
 def test_an_algorithm_gets_no_more_chunks_than_elements(engine, monkeypatch):
     monkeypatch.setattr("hpccoll.runtime.call_selector.choose_chunk_count", lambda *_: 64)
-    assert engine.select(request(np.ones(100), algorithm="chain", operation=Operation.BROADCAST)).chunks == 64
-    assert engine.select(request(np.ones(3), algorithm="chain", operation=Operation.BROADCAST)).chunks == 3
-    assert engine.select(request(np.ones(0), algorithm="chain", operation=Operation.BROADCAST)).chunks == 1
+    for count, chunks in ((100, 64), (3, 3), (0, 1)):
+        call = request(np.ones(count), algorithm="chain", operation=Operation.BROADCAST)
+        assert engine.selector.select_for(call).chunks == chunks
 
 
 def test_the_chunk_count_of_a_named_algorithm_is_that_of_the_cost_model(engine):
     x, chain = np.ones(2**20), get_algorithm(Operation.BROADCAST, "chain")
-    selection = engine.select(request(x, operation=Operation.BROADCAST, algorithm=chain))
+    selection = engine.selector.select_for(request(x, operation=Operation.BROADCAST, algorithm=chain))
     assert selection == Selection(chain, choose_chunk_count(chain, 1, x.nbytes), "asked for")
 
 
 def test_the_librarys_own_collective_is_selected_by_name(engine):
-    assert engine.select(request(np.ones(3), algorithm="mpi")) == Selection(None, 1, "asked for")
+    assert engine.selector.select_for(request(np.ones(3), algorithm="mpi")) == Selection(None, 1, "asked for")
 
 
 @pytest.mark.parametrize("op", ["min", "sum"])
@@ -96,7 +96,7 @@ def test_the_librarys_own_collective_is_refused_where_its_result_differs(engine,
     with pytest.raises(
         UsageError, match=rf"'mpi' does not run all_reduce of {x.dtype.name} by {op}: .*; use algorithm='auto'"
     ):
-        engine.select(request(x, op=op, algorithm="mpi"))
+        engine.selector.select_for(request(x, op=op, algorithm="mpi"))
 
 
 def test_auto_asks_the_selector_with_what_all_ranks_know(engine):
@@ -107,10 +107,10 @@ def test_auto_asks_the_selector_with_what_all_ranks_know(engine):
         return Selection(get_algorithm(key.operation, "ring"), 1, "measured")
 
     engine.selector.select = select
-    assert engine.select(request(np.ones(3, np.float32))).why == "measured"
+    assert engine.selector.select_for(request(np.ones(3, np.float32))).why == "measured"
     assert asked == [SelectionKey(ALL_REDUCE, 12, 4, BufferKind.HOST, library=True, shared=True, is_blocking=True)]
     engine.node.problem = "no memory"
-    engine.select(request(np.ones(6), operation=Operation.ALL_GATHER))
+    engine.selector.select_for(request(np.ones(6), operation=Operation.ALL_GATHER))
     assert asked[1] == SelectionKey(Operation.ALL_GATHER, 48, 8, BufferKind.HOST, library=True, shared=False)
     engine.prepare(request(np.ones(6))).free()
     assert (asked[2].shared, asked[2].is_blocking) == (False, True)
@@ -132,14 +132,14 @@ def test_an_all_to_all_with_counts_is_a_plan_on_two_ranks_of_a_node(
     monkeypatch.setattr(engine.selector, "_members", nodes)
     counts = tuple(range(ranks))
     call = check_call(Operation.ALL_TO_ALL, np.ones(sum(counts)), None, 0, ranks, counts=(counts, counts))
-    assert engine.select(call, asynchronous=asynchronous).name == name
+    assert engine.selector.select_for(call, asynchronous=asynchronous).name == name
 
 
 def test_selections_of_auto_are_logged(engine):
     lines = []
     engine.selector.log = lambda *line: lines.append(line)
-    selection = engine.select(request(np.ones(3)))
-    engine.select(request(np.ones(3), algorithm="ring"))
+    selection = engine.selector.select_for(request(np.ones(3)))
+    engine.selector.select_for(request(np.ones(3), algorithm="ring"))
     assert lines == [(ALL_REDUCE, 24, BufferKind.HOST, selection, "float64", "sum")]
 
 
@@ -295,7 +295,7 @@ def test_plans_are_lowered_once_for_the_same_arguments(engine, monkeypatch):
 
 
 def test_the_kind_of_buffers_is_that_of_those_which_all_ranks_have(engine):
-    kind, host = engine.buffer_kind, np.ones(4)
+    kind, host = engine.selector.buffer_kind, np.ones(4)
     x, out = engine.node.symmetric.empty(4, "float64"), engine.node.symmetric.empty(4, "float64")
     assert kind(request(host)) is BufferKind.HOST
     assert kind(request(x)) is BufferKind.SYMMETRIC
@@ -319,7 +319,7 @@ class DeviceModule(NumPyModule):
 def test_device_buffers_are_their_own_kind_and_pass_through_pinned_memory_where_mpi_cannot_take_them(comm, engine):
     call = request(np.ones(4))
     on_device = replace(call, result=replace(call.result, module=DeviceModule()))
-    assert engine.buffer_kind(on_device) is BufferKind.CUDA
+    assert engine.selector.buffer_kind(on_device) is BufferKind.CUDA
     assert engine.uses_pinned_memory(on_device.module)
     assert not engine.uses_pinned_memory(NUMPY)
 
@@ -383,6 +383,6 @@ def test_auto_runs_short_asynchronous_calls_on_several_nodes_without_shared_memo
     monkeypatch.setattr(engine.selector, "select", select)
     monkeypatch.setattr(engine.selector, "_members", ((0,), (1,)))
     for count in (8, 2**14):
-        engine.select(request(np.ones(count)), asynchronous=True)
-        engine.select(request(np.ones(count)))
+        engine.selector.select_for(request(np.ones(count)), asynchronous=True)
+        engine.selector.select_for(request(np.ones(count)))
     assert asked == [(64, False), (64, True), (2**17, True), (2**17, True)]
