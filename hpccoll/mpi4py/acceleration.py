@@ -51,7 +51,7 @@ class CallCount:
 class Acceleration:
     """Decides which collectives of one MPI communicator run over hpccoll, and makes the hpccoll communicator for them.
 
-    A process's first call over hpccoll takes 200 ms, and hpccoll's first call of each kind (operation, reduction,
+    A process's first call over hpccoll takes 150 ms, and hpccoll's first call of each kind (operation, reduction,
     dtype, count and root) takes some milliseconds. The MPI library therefore carries out the first calls of the
     communicator, and the first calls of each kind. All ranks count the same calls, so that all make the hpccoll
     communicator in the same call. MPI keeps the `Acceleration` as an attribute of the communicator, so that all Python

@@ -128,12 +128,12 @@ def test_a_wrapped_communicator_has_a_summary() -> None:
 
 
 def test_hpccoll_waits_for_several_calls_of_a_kind() -> None:
-    """A call adds one point, and one more per 16 KiB; a kind needs 1,000 points, and a communicator 10,000."""
-    code = f"for _ in range(10_001): w.Allreduce({ONE})\nx = np.ones(10**6)\n"
+    """A call adds one point, and one more per 16 KiB; a kind needs 1,000 points, and a communicator 50,000."""
+    code = f"for _ in range(50_001): w.Allreduce({ONE})\nx = np.ones(10**6)\n"
     code += "for _ in range(5): w.Allreduce(x, x.copy())"
     done = run_script([*OVER_HPCCOLL, "-c", START + code], 2, HPCCOLL_SUMMARY="1")
-    assert "hpccoll carried out 3 of 10006 collectives" in done.stderr, done.stderr
-    assert re.search(r"^Allreduce +< 1 KiB +10001 .* 0 %  few such calls so far \(10000\)$", done.stderr, re.MULTILINE)
+    assert "hpccoll carried out 3 of 50006 collectives" in done.stderr, done.stderr
+    assert re.search(r"^Allreduce +< 1 KiB +50001 .* 0 %  few such calls so far \(50000\)$", done.stderr, re.MULTILINE)
     assert re.search(r"^Allreduce +< 64 MiB +5 .* 40 %  few such calls so far \(3\)$", done.stderr, re.MULTILINE)
 
 
