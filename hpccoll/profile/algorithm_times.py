@@ -2,11 +2,12 @@
 
 If a tuning table for the recorded MPI library, hosts and ranks has times of both algorithms, the estimate is the ratio
 of these times, interpolated between message sizes. The bounds of a measured estimate come from the 95 % intervals of
-the measured times. The bounds also include the ratio for the case that the other algorithm's time differs from the
+the measured times, widened by the usual error, because calls of a program do not follow each other as closely as those
+of a benchmark. The bounds also include the ratio for the case that the other algorithm's time differs from the
 tuning table by as many seconds as the recorded algorithm's time in the job does, if the recording shows this time.
 
 Without a tuning table, both algorithms are simulated on each network that explains the recorded transfers
-(`list_networks`). The bounds are the smallest and the largest result, widened by the usual error of a simulation. The
+(`list_networks`). The bounds are the smallest and the largest result, widened by the usual error, too. The
 MPI library's own algorithm, and algorithms that use shared memory, are not simulated. If several ranks share a core,
 nothing is simulated, because the simulation does not model the scheduling of processes. If the recorded algorithm is
 unknown, there is no estimate at all.
@@ -32,7 +33,7 @@ from hpccoll.selection.tuning_table import CandidateTiming
 from hpccoll.units import format_count
 
 TORCH_ENGINES: Final = ("gloo", "hpccoll")  # libraries of torch's process groups that `hpccoll replay` runs
-MODEL_ERROR: Final = 1 / 3  # largest usual error of the ratio of two simulated times, as a share of it
+USUAL_ERROR: Final = 1 / 3  # largest usual error of the ratio of two simulated or tabulated times, as a share of it
 _USUAL_LENGTH: Final = 3.0  # multiple of the median transfer, beyond which the rest of a transfer is not scaled
 
 
@@ -141,7 +142,7 @@ class AlgorithmTimes:
             return None
         ratios = [_simulate_ratio(kind, network, used, algorithm) for network in self._networks]
         name, estimate = ratios[0]
-        error = MODEL_ERROR if name != used else 0.0
+        error = USUAL_ERROR if name != used else 0.0
         low, high = min(ratio for _, ratio in ratios), max(ratio for _, ratio in ratios)
         return TimeRatio(name, estimate, low * (1 - error), high * (1 + error), is_measured=False)
 
@@ -216,7 +217,7 @@ def _compare_timings(other: CandidateTiming, used: CandidateTiming, recorded_us:
     """
     if other.name == used.name:
         return TimeRatio(other.name, 1.0, 1.0, 1.0, is_measured=True)
-    bounds = [other.low / used.high, other.high / used.low]
+    bounds = [other.low / used.high * (1 - USUAL_ERROR), other.high / used.low * (1 + USUAL_ERROR)]
     if recorded_us > 0:
         longer_us = recorded_us - used.us
         bounds += [max(us + longer_us, 0.0) / recorded_us for us in (other.low, other.high)]
