@@ -3,15 +3,16 @@
 The cost of slow messages is the run time that the job saves in a simulation in which these messages take the usual
 time. The usual time of a pair of ranks is the median time of the pairs that include neither of these ranks. If all
 other pairs include one of these ranks, the usual time is the shortest time of the other pairs. If most of a node's
-pairs with other nodes are slow, these slow pairs are one finding. A node is also slow if one of its pairs is slow, and
-the job saves clearly more if the slow messages of all of its pairs take the usual time: transfers of the other pairs
-may be hidden behind those of the slow pair.
+pairs with other nodes are slow, the slow messages of all of its pairs are one finding. So they are if the job saves
+clearly more without them than without the slow pairs between this node and one other: while a rank sends over its slow
+link, the messages that it receives arrive unnoticed, but their senders wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Final
 
@@ -25,7 +26,9 @@ from hpccoll.profile.replay import replay_job
 SLOWER: Final = 3.0  # messages are slow if they take more than this multiple of the usual time
 _FEWEST_MESSAGES, _FEWEST_PAIRS = 4, 3  # pairs with fewer messages, and sizes that fewer pairs have, are left out
 _SLOW_SHARE: Final = 0.5  # a node is slow if more than this share, at least two, of its pairs with others are slow
-_MORE_SAVED: Final = 1.1  # a node is also slow if its messages cost more than this multiple of the cost of a slow pair
+# A node is also slow if its messages cost more than this multiple of the cost of its slow pairs with one other node,
+# and more by this share of the run time.
+_MORE_SAVED, _LEAST_MORE_SAVED = 1.1, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def find_slow_messages(graph: CallGraph) -> tuple[tuple[SlowNode, ...], tuple[Sl
     """Return a tuple with a `SlowNode` per slow node, and one with a `SlowLink` per other slow pair of ranks.
 
     Both tuples begin with the most costly element. A slow pair of ranks within a slow node has a `SlowLink`, too. Cost:
-    one simulation of the job per element of both tuples, and one of the unchanged job.
+    one simulation of the unchanged job, one per element of both tuples, and up to three per slow pair between nodes.
     """
     placement = Placement.read(graph.profile)
     pairs = _list_pairs(graph, placement)
@@ -109,35 +112,64 @@ def find_slow_messages(graph: CallGraph) -> tuple[tuple[SlowNode, ...], tuple[Sl
     replayed_s = replay_job(graph).run_s
     several = range(placement.count) if placement.count >= _FEWEST_PAIRS else ()
     of_node = {node: [pair for pair in pairs if pair.connects(node)] for node in several}
-    nodes, links = dict[int, SlowNode](), list[SlowLink]()
-    for node, all_pairs in of_node.items():
-        slow_pairs = [pair for pair in all_pairs if pair.is_slow]
-        if len(slow_pairs) > max(_SLOW_SHARE * len(all_pairs), 1):
-            nodes[node] = _describe_node(graph, placement.list_ranks(node), slow_pairs, replayed_s)
+
+    @cache
+    def describe(node: int) -> SlowNode:
+        """Return the slow messages of a node."""
+        return _describe_node(graph, placement.list_ranks(node), of_node[node], replayed_s)
+
+    slow_nodes = _find_slow_nodes(graph, slow, of_node, describe, replayed_s)
+    nodes, links = [describe(node) for node in slow_nodes], list[SlowLink]()
     for pair in slow:
-        if any(pair.connects(node) for node in nodes):
-            continue
-        saved_s = replayed_s - _replay_healed(graph, [pair], pair.seconds)
-        ends = {
-            node: _describe_node(graph, placement.list_ranks(node), all_pairs, replayed_s)
-            for node, all_pairs in of_node.items()
-            if pair.connects(node)
-        }
-        worst = max(ends, key=lambda node: ends[node].saved_s, default=-1)
-        if ends and ends[worst].saved_s > _MORE_SAVED * saved_s:
-            nodes[worst] = ends[worst]
-        else:
+        if not any(pair.connects(node) for node in slow_nodes):
+            saved_s = replayed_s - _replay_healed(graph, [(pair.calls, pair.usual_s)])
             sizes = len(pair.calls), pair.nbytes
             links.append(SlowLink(*sizes, pair.seconds, pair.usual_s, saved_s, pair.source, pair.dest))
-    by_cost = sorted(nodes.values(), key=lambda node: -node.saved_s)
-    return tuple(by_cost), tuple(sorted(links, key=lambda link: -link.saved_s))
+    return tuple(sorted(nodes, key=_negative_cost)), tuple(sorted(links, key=_negative_cost))
+
+
+def _find_slow_nodes(
+    graph: CallGraph,
+    slow: Sequence[_Pair],
+    of_node: Mapping[int, Sequence[_Pair]],
+    describe: Callable[[int], SlowNode],
+    replayed_s: float,
+) -> set[int]:
+    """Return the numbers of the slow nodes.
+
+    Args:
+        slow: the slow pairs of ranks.
+        of_node: the pairs between each node and the others.
+        describe: returns the slow messages of a node.
+        replayed_s: the replayed run time in seconds.
+    """
+    slow_nodes = set[int]()
+    for node, all_pairs in of_node.items():
+        if sum(pair.is_slow for pair in all_pairs) > max(_SLOW_SHARE * len(all_pairs), 1):
+            slow_nodes.add(node)
+    for pair in slow:
+        ends = [node for node in of_node if pair.connects(node)]
+        if ends and not slow_nodes.intersection(ends):
+            worst = max(ends, key=lambda node: describe(node).saved_s)
+            link = [(other.calls, other.usual_s) for other in slow if {*other.nodes} == {*pair.nodes}]
+            more_s = describe(worst).saved_s - _MORE_SAVED * (replayed_s - _replay_healed(graph, link))
+            if more_s > _LEAST_MORE_SAVED * replayed_s:
+                slow_nodes.add(worst)
+    return slow_nodes
+
+
+def _negative_cost(messages: SlowMessages) -> float:
+    """Return a key by which the most costly messages come first."""
+    return -messages.saved_s
 
 
 def _describe_node(graph: CallGraph, ranks: tuple[int, ...], pairs: Sequence[_Pair], replayed_s: float) -> SlowNode:
     """Return the slow messages of `pairs`, those of the node of `ranks`; `replayed_s` is the replayed run time."""
-    most = max((pair for pair in pairs if pair.is_slow), key=lambda pair: len(pair.calls))
-    messages = sum(len(_find_slow_receives(graph, pair, most.seconds)) for pair in pairs)
-    saved_s, host = replayed_s - _replay_healed(graph, pairs, most.seconds), graph.profile.ranks[ranks[0]].host
+    slow = [pair for pair in pairs if pair.is_slow]
+    most, senders = max(slow, key=lambda pair: len(pair.calls)), graph.matches.find_senders()
+    healed = [(_find_slow_receives(graph, pair, slow, senders), pair.usual_s) for pair in pairs]
+    saved_s, host = replayed_s - _replay_healed(graph, healed), graph.profile.ranks[ranks[0]].host
+    messages = sum(len(receives) for receives, _ in healed)
     return SlowNode(messages, most.nbytes, most.seconds, most.usual_s, saved_s, host, ranks)
 
 
@@ -167,27 +199,28 @@ def _list_pairs(graph: CallGraph, placement: Placement) -> list[_Pair]:
     return pairs
 
 
-def _find_slow_receives(graph: CallGraph, pair: _Pair, slow_s: float) -> IntArray:
+def _find_slow_receives(graph: CallGraph, pair: _Pair, slow: Sequence[_Pair], senders: IntArray) -> IntArray:
     """Return the calls that receive slow messages of a pair: all messages of a slow pair.
 
-    Of another pair, messages are slow if the receive or the send takes more than half of `slow_s`, the usual time of a
-    slow pair of the same node: while a rank sends slow messages, those that it receives arrive unnoticed, but their
-    senders wait.
+    Of another pair, messages are slow if the receive or the send takes more than half as long as the messages of a slow
+    pair of the same node, which `slow` lists, with the same size. `senders` has the sending call of each message.
     """
     if pair.is_slow:
         return pair.calls
-    sends = graph.matches.find_senders()[graph.matches.received[pair.calls]]
-    return pair.calls[np.maximum(graph.transfer_s[pair.calls], graph.transfer_s[sends]) > slow_s / 2]
+    slow_s = [other.seconds for other in slow if other.nbytes == pair.nbytes]
+    if not slow_s or not pair.usual_s:
+        return pair.calls[:0]
+    longest_s = np.maximum(graph.transfer_s[pair.calls], graph.transfer_s[senders[graph.matches.received[pair.calls]]])
+    return pair.calls[longest_s > max(min(slow_s) / 2, SLOWER * pair.usual_s)]
 
 
-def _replay_healed(graph: CallGraph, pairs: Iterable[_Pair], slow_s: float) -> float:
-    """Return the run time in seconds of a replay in which the slow messages of `pairs` take at most the usual time.
+def _replay_healed(graph: CallGraph, healed: Iterable[tuple[IntArray, float]]) -> float:
+    """Return the run time in seconds of a replay in which some messages take at most the usual time.
 
-    `slow_s` is as in `_find_slow_receives`.
+    `healed` has arrays of the calls that receive these messages, each with the usual time in seconds.
     """
     transfer_s, senders = graph.transfer_s.copy(), graph.matches.find_senders()
-    for pair in pairs:
-        receives = _find_slow_receives(graph, pair, slow_s)
+    for receives, usual_s in healed:
         for calls in (receives, senders[graph.matches.received[receives]]):
-            transfer_s[calls] = np.minimum(transfer_s[calls], pair.usual_s)
+            transfer_s[calls] = np.minimum(transfer_s[calls], usual_s)
     return replay_job(graph, transfer_s=transfer_s).run_s

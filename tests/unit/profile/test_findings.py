@@ -214,6 +214,31 @@ def test_a_slow_node_is_named_although_some_of_its_messages_arrive_unnoticed():
     assert not fast.slow_nodes
 
 
+def emulate_slow_link(slow_s):
+    """Return the profile of a ring over four nodes, where some messages take a time by (source, rank, bytes)."""
+    clock, builders = np.zeros(RANKS), [TraceBuilder() for _ in range(RANKS)]
+    for number in range(40):
+        nbytes, step = (8, 800)[number % 2], (1, -1)[number // 2 % 2]
+        sent = clock + 1e-3
+        for rank in range(RANKS):
+            builders[rank].add("send", sent[rank], sent[rank], peer=(rank + step) % RANKS, nbytes=nbytes)
+        for rank in range(RANKS):
+            source = (rank - step) % RANKS
+            taken_s = slow_s.get((source, rank, nbytes), MESSAGE_S)
+            clock[rank] = max(sent[rank], sent[source]) + taken_s
+            builders[rank].add("recv", sent[rank], clock[rank], peer=source, nbytes=nbytes)
+    return make_profile(builders, float(clock.max()), hosts=tuple(f"node{rank + 1}" for rank in range(RANKS)))
+
+
+@pytest.mark.parametrize(
+    "slow", [[(2, 3, 8), (3, 2, 8)], [(2, 3, 8), (2, 3, 800)], [(2, 3, 8), (3, 2, 8), (2, 3, 800), (3, 2, 800)]]
+)
+def test_a_slow_link_between_two_nodes_makes_no_node_slow(slow):
+    found = explain_profile(emulate_slow_link(dict.fromkeys(slow, 20 * MESSAGE_S)))
+    assert not found.slow_nodes
+    assert {(link.source, link.dest, link.nbytes) for link in found.links} == set(slow)
+
+
 def test_messages_between_nodes_are_not_compared_with_those_within_nodes():
     builders = [TraceBuilder() for _ in range(RANKS)]
     for step in range(10):
