@@ -142,7 +142,7 @@ class BenchOptions:
         return [self.blocks * size for size in list_message_sizes(self.min_bytes, self.max_bytes, self.factor)]
 
     def take_message_size(self, ranks: int) -> BenchOptions:
-        """Return the options; if --message-size is given, its sizes, times `ranks` for blocks, replace those of -e.
+        """Return the options with the sizes of --message-size, if it is given, times `ranks` if these are of blocks.
 
         Raises UsageError if -b is given, too, or if --message-size means a block in some of the operations only.
         """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpccoll.cli.options import CommandGroup
+from hpccoll.cli.command_group import CommandGroup
 from hpccoll.cli.output import json_option, open_json_lines, print_table
 from hpccoll.errors import CommunicationError, UsageError
 from hpccoll.records import SCHEMA

@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from hpccoll import __version__
+from hpccoll.cli.command_group import CommandGroup
 from hpccoll.cli.failure import fail, fail_alike, is_in_job, record_status
-from hpccoll.cli.options import CommandGroup
 from hpccoll.errors import HpccollError, UnavailableError
 
 # Maps modules that only commands import to their packages, all of which `pip install hpccoll` installs.

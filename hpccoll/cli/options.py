@@ -12,8 +12,6 @@ from typing import Any
 
 import click
 
-from hpccoll.errors import UnknownNameError
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _DECORATE, _GROUP = "decorate", "group"  # keys of a field's metadata
 
@@ -85,19 +83,3 @@ def _add_options(kind: type[Any], command: Callable[..., Any]) -> Callable[..., 
         elif _DECORATE in declared.metadata:
             command = declared.metadata[_DECORATE](declared.name)(command)
     return command
-
-
-class CommandGroup(click.Group):
-    """A click group whose error about an unknown command names the commands that there are."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the name and the object of the command that `args` begins with, and its own arguments.
-
-        Raises UnknownNameError for an unknown command.
-        """
-        names = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and args[0] not in names:
-            raise UnknownNameError("command", args[0], names)
-        return super().resolve_command(ctx, args)

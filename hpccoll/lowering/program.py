@@ -90,7 +90,8 @@ class Copy(NamedTuple):
     out: MemoryRange
 
 
-class NodeFence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NodeFence:
     """An instruction to wait until all ranks of the node have reached this fence; reads and writes no memory."""
 
 

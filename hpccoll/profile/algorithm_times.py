@@ -7,8 +7,8 @@ of a benchmark. The bounds also include the ratio for the case that the other al
 tuning table by as many seconds as the recorded algorithm's time in the job does, if the recording shows this time.
 
 Without a tuning table, both algorithms are simulated on each network that explains the recorded transfers
-(`list_networks`). The bounds are the smallest and the largest result, widened by the usual error, too. The
-MPI library's own algorithm, and algorithms that use shared memory, are not simulated. If several ranks share a core,
+(`list_networks`). The bounds are the smallest and the largest result, also widened by the usual error. The MPI
+library's own algorithm, and algorithms that use shared memory, are not simulated. If several ranks share a core,
 nothing is simulated, because the simulation does not model the scheduling of processes. If the recorded algorithm is
 unknown, there is no estimate at all.
 """
@@ -33,7 +33,9 @@ from hpccoll.selection.tuning_table import CandidateTiming
 from hpccoll.units import format_count
 
 TORCH_ENGINES: Final = ("gloo", "hpccoll")  # libraries of torch's process groups that `hpccoll replay` runs
-USUAL_ERROR: Final = 1 / 3  # largest usual error of the ratio of two simulated or tabulated times, as a share of it
+# Largest usual error of the ratio of two times, simulated or from a tuning table, as a share of the ratio. In a lab, a
+# table predicted savings of 36 % to 41 % in place of 50 % to 56 % (docs/profile.md).
+USUAL_ERROR: Final = 1 / 3
 _USUAL_LENGTH: Final = 3.0  # multiple of the median transfer, beyond which the rest of a transfer is not scaled
 
 

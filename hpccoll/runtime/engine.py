@@ -134,11 +134,12 @@ class Engine(PlanContext):
         self._remember(call, request, None if executable is None else lambda: executable)
 
     def _remember(
-        self, call: CollectiveCall, request: Request | None, get_executable: Any, *, asynchronous: bool = False
-    ) -> None:
+        self, call: CollectiveCall, request: Request | None, get_executable: Callable[[], Any] | None, *,
+        asynchronous: bool = False,
+    ) -> None:  # fmt: skip
         """Let later calls like `call`, which was made from `request`, skip the argument checks; see `CallCache.add`.
 
-        With a selection log, which lists the size of every message, every call must go through `select`.
+        With a selection log, which lists the size of every message, every call must go through `select_for`.
         """
         if request is not None and self.selector.log is None:
             self.cache.add(call, request, get_executable, asynchronous=asynchronous)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -59,6 +60,16 @@ def test_the_library_is_called_with_the_size_of_each_call(hpc, monkeypatch):
     forbid_checks(hpc, monkeypatch)
     for count in range(1000, 1024):
         assert hpc.all_reduce(np.ones(count), algorithm="mpi").tolist() == [hpc.size] * count
+
+
+@pytest.mark.needs_ranks(2)
+@pytest.mark.parametrize("algorithm", ["ring", "shared_two_shot"])
+def test_calls_of_a_kind_make_one_executable(hpc, monkeypatch, algorithm):
+    make = Mock(wraps=hpc._engine._make_executable)
+    monkeypatch.setattr(hpc._engine, "_make_executable", make)
+    for _ in range(3):
+        assert hpc.all_reduce(np.ones(7), algorithm=algorithm).tolist() == [hpc.size] * 7
+    assert make.call_count == 1
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "mpi"])
