@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hpccoll
+import hpccoll.lowering
 from hpccoll.algorithms import get_algorithm, list_algorithm_names
 from hpccoll.errors import BufferError, UsageError
 from hpccoll.plan import Operation
@@ -64,12 +65,13 @@ def test_the_library_is_called_with_the_size_of_each_call(hpc, monkeypatch):
 
 @pytest.mark.needs_ranks(2)
 @pytest.mark.parametrize("algorithm", ["ring", "shared_two_shot"])
-def test_calls_of_a_kind_make_one_executable(hpc, monkeypatch, algorithm):
-    make = Mock(wraps=hpc._engine._make_executable)
+def test_short_calls_of_a_kind_make_one_executable_and_lower_their_plan_once(hpc, monkeypatch, algorithm):
+    make, lower = Mock(wraps=hpc._engine._make_executable), Mock(wraps=hpccoll.lowering.lower_plan)
     monkeypatch.setattr(hpc._engine, "_make_executable", make)
+    monkeypatch.setattr(hpccoll.lowering, "lower_plan", lower)
     for _ in range(3):
         assert hpc.all_reduce(np.ones(7), algorithm=algorithm).tolist() == [hpc.size] * 7
-    assert make.call_count == 1
+    assert (make.call_count, lower.call_count) == (1, 1)
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "mpi"])
