@@ -53,9 +53,16 @@ def _make_named(function: str, dtype: DType, number: bytes | None) -> Reducer:
 
 
 def _has_inner_loop(function: Combine, dtype: DType) -> bool:
-    """Whether a user's function is a ufunc of NumPy that has an inner loop for two operands and a result of `dtype`."""
+    """Whether a user's function is a ufunc of NumPy with an inner loop of `dtype` that raises no exception.
+
+    Loops of other ufuncs, and that of `power` for integers, may take the GIL to raise an exception.
+    """
+    if not isinstance(function, np.ufunc) or getattr(np, function.__name__, None) is not function:
+        return False
+    if function is np.power or function.signature is not None:
+        return False
     char = dtype.numpy.char
-    return isinstance(function, np.ufunc) and function.signature is None and f"{char}{char}->{char}" in function.types
+    return f"{char}{char}->{char}" in function.types
 
 
 def _take_buffers(combine: Combine, dtype: DType) -> Callable[[Any, Any, Any], None]:

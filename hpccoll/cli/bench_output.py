@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hpccoll.cli.run_output import RunOutput, open_resumed_file, read_resumed_file
+from hpccoll.errors import HpccollError
 from hpccoll.measure.bandwidth import compute_count, compute_message_bytes
 from hpccoll.measure.hardware_limit import set_bound
 from hpccoll.plan import Operation
@@ -112,6 +113,7 @@ class BenchOutput(RunOutput):
         self.records = _read_finished(options.resume, run)
         writer = open_resumed_file(options.json_file, options.resume)
         super().__init__(stack, run, writer, options.json_file, options.stop_file)
+        stack.push(self._write_files_after_failure)
         stack.callback(self.finish)  # so that an exception does not prevent it
         self._time_left = self._estimate_time(limit)
         print_memory_need(need)
@@ -226,6 +228,12 @@ class BenchOutput(RunOutput):
         for reason in dict.fromkeys(reason for session in self.sessions for reason in session.refused):
             click.echo(f"# left out: {reason}", err=True)
         print(f"\n{format_verdict(cases, self.conditions, self._width)}", file=self._stream, flush=True)
+
+    def _write_files_after_failure(self, kind: object, *_: object) -> None:
+        """Try to write the files of --csv and --plot if the run ends by an exception, such as Ctrl-C."""
+        if kind is not None:
+            with suppress(HpccollError):
+                self.write_files()
 
     def write_files(self) -> None:
         """Write the files of --csv and --plot; raise UsageError if one cannot be written."""

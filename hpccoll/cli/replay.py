@@ -50,8 +50,8 @@ def replay(
     from hpccoll.profile.dependencies import build_graph
     from hpccoll.profile.replay_times import write_replays
 
-    if save and (no_compute or not Path(recording).is_dir()):
-        raise UsageError("--save: needs a recording of hpccoll profile, and the pauses that --no-compute leaves out")
+    if save:
+        _require_useful_times(recording, iterations, no_compute)
     if spin and no_compute:
         raise UsageError("--spin and --no-compute exclude each other; leave one of them out")
     graph = build_graph(read_recording(recording))
@@ -67,3 +67,18 @@ def replay(
     headings = ("engine", "median", "range", f"times as fast as {times[0].engine}")
     print_table(f"{recording}: {iterations} runs of each engine, in turns", headings, rows, headings[1:])
     return 0
+
+
+def _require_useful_times(recording: str, iterations: int, no_compute: bool) -> None:
+    """Raise UsageError if predictions cannot use the times of a replay, which --save would write to `recording`."""
+    from hpccoll.measure.results.output_file import require_writable
+    from hpccoll.profile.replay_times import FEWEST_TURNS, FILE
+
+    if no_compute:
+        raise UsageError("--save and --no-compute exclude each other, as predictions need the pauses; leave one out")
+    if not Path(recording).is_dir():
+        raise UsageError(f"--save: {recording} is no directory of hpccoll profile; record the job, or leave --save out")
+    if iterations < FEWEST_TURNS:
+        raise UsageError(f"--save: a prediction needs at least {FEWEST_TURNS} runs of each engine; add -n 12")
+    if is_printing_rank():
+        require_writable(Path(recording) / FILE, "--save")

@@ -129,12 +129,11 @@ class Communicator(
         with self._state.call("split"):
             wait_for_ranks(self._comm, self._engine.progress)
             rows = gather_or_raise(self._object_comm, lambda: _as_color_and_key(color, key), UsageError)
-        colors = sorted({other for other, _ in rows if other is not None})
-        groups = [
-            sorted((other_key, rank) for rank, (other, other_key) in enumerate(rows) if other == each)
-            for each in colors
-        ]
-        return self._make_groups([[rank for _, rank in group] for group in groups], self._make_plain, "split")
+        groups: dict[int, list[int]] = {}
+        for rank, (own_color, _) in sorted(enumerate(rows), key=lambda row: (row[1][1], row[0])):
+            if own_color is not None:
+                groups.setdefault(own_color, []).append(rank)
+        return self._make_groups([groups[own_color] for own_color in sorted(groups)], self._make_plain, "split")
 
     def new_group(self, ranks: Iterable[SupportsIndex]) -> Communicator | None:
         """Return a communicator of the ranks in `ranks`, in this order; collective over these ranks.

@@ -9,8 +9,8 @@ complains.
 All ranks form a binary tree. Departed ranks tell their neighbours in the tree the least number of calls that a departed
 rank made. A rank passes on only a number that is smaller than earlier numbers, so n ranks that end after equally many
 calls send at most 3 n notices of departures. The tree also counts departures, so that each rank learns when all ranks
-have departed. All notices are messages of up to a few hundred bytes, with a tag that collectives do not use. A
-collective call sends notices only if it waits for longer than a second (call_comparison.py).
+have departed. Notices of this module are messages of up to a few hundred bytes; all notices have a tag that collectives
+do not use. A collective call sends notices only if it waits for longer than a second (call_comparison.py).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from hpccoll.runtime.progress import get_progress
 from hpccoll.runtime.recorder.call_recorder import CallRecorder
 from hpccoll.runtime.recorder.interruption import Interruption, LostRanks
 from hpccoll.runtime.recorder.waits import WaitReason
+from hpccoll.units import format_list
 
 NOTICE_TAG: Final = 8189  # below the tag of agreement.py, above those of asynchronous operations
 PATIENCE_S: Final = 1.0  # shorter waits are never examined
@@ -96,7 +97,8 @@ class DepartureWatch:
         state: the recorder of this rank's calls.
         has_messages_for: returns whether this rank has an unfinished message to or from a given rank of `comm`.
         may_complain: whether this rank may complain and compare calls; if not, it only counts departures.
-        receive_other: is called with each notice that is not about a departure (watchdog.py).
+        receive_other: is called with all other notices: the requests and answers of watchdog.py, and requests to kill a
+            rank (survival.py).
         losses: records the deaths of ranks; None if a death ends the job. With `losses`, `comm` is a separate
             communicator, because the communicator of the collectives is revoked after a death.
     """
@@ -371,5 +373,4 @@ def find_world_rank(watch: DepartureWatch, rank: int) -> int:
 def format_complaints(complaints: Sequence[tuple[DepartureWatch, Complaint]]) -> str:
     """Return the waits of up to MOST_LISTED complaining ranks, such as `rank 0 in call 4 (all_reduce)`."""
     waits = [f"rank {find_world_rank(watch, complaint.rank)} {complaint}" for watch, complaint in complaints]
-    more = len(waits) - MOST_LISTED
-    return ", ".join(waits[:MOST_LISTED] + ([f"and {more} more"] if more > 0 else []))
+    return format_list(waits, MOST_LISTED)

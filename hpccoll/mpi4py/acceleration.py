@@ -107,7 +107,7 @@ class Acceleration:
             return self.is_refused
         count.points += count.worth
         self._points += count.worth
-        self.reason = FEW_CALLS
+        self.reason = FEW_CALLS if count.worth else ""
         return True
 
     def leave_to_mpi(self, key: CallKey | None) -> None:

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 
 # Environment variables in which launchers pass a rank; in a SLURM job, a variable that mpirun sets has precedence.
 _TORCHRUN_RANK, _TORCHRUN_JOB = "RANK", "TORCHELASTIC_RUN_ID"  # users set RANK, too; torchrun always sets both
@@ -40,21 +39,26 @@ def print_common_error(message: str) -> None:
     """Print `message` to standard error on rank 0, for an error that every rank has.
 
     The other ranks wait until rank 0 has printed, because some launchers end a job, and drop its output, when its first
-    process exits.
+    process exits. A rank prints, too, if rank 0 of this host does not end, because it then lacks the error.
     """
-    if is_printing_rank():
-        sys.stderr.write(f"{message}\n")
-        sys.stderr.flush()
-    else:
+    if not is_printing_rank():
         time.sleep(GRACE_S)
-        _wait_for_local_rank_0()
+        if not _is_local_rank_0_alive():
+            return
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
 
 
-def _wait_for_local_rank_0() -> None:
-    """Wait, for at most PRINTING_S seconds, until rank 0 has ended, if rank 0 runs on this host."""
+def _is_local_rank_0_alive() -> bool:
+    """Wait for at most PRINTING_S seconds for the end of a rank 0 of this host; return whether it still runs."""
     import psutil
 
     for process in psutil.Process(os.getppid()).children():
-        with suppress(psutil.Error):  # processes may end meanwhile, and those of other users show no environment
+        try:
             if get_launched_rank(process.environ()) == 0:
                 process.wait(PRINTING_S)
+        except psutil.TimeoutExpired:
+            return True
+        except psutil.Error:  # processes may end meanwhile, and those of other users show no environment
+            continue
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def require_script(path: str) -> None:
     if source.startswith(importlib.util.MAGIC_NUMBER) or zipfile.is_zipfile(file):
         return
     try:
-        compile(source, path, "exec", dont_inherit=True)
+        with warnings.catch_warnings(action="ignore"):  # Python warns when it runs the program
+            compile(source, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte, in some versions of Python
         line = getattr(error, "lineno", None)
         where = f" (line {line}: {error.msg})" if isinstance(error, SyntaxError) and line else f" ({error})"

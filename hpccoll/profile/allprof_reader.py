@@ -128,6 +128,7 @@ class _CallReader:
             times = call.begin_s - self.zero_s, call.end_s - self.zero_s
             if operation and comm not in self.members:
                 self.unknown.append(call)
+                self.made.pop(call.get_int("q"), None)  # the request at this address is that of no known call
             elif operation:
                 ranks, is_of_mpich = len(self.members[comm]), self.trace.is_of_mpich
                 fields = describe_call(call, operation, ranks, is_of_mpich=is_of_mpich) | {"comm": comms.index(comm)}

@@ -48,6 +48,7 @@ class CallGraph:
         dest: the rank, in the world, to which a call sends a message; -1 for none.
         root: the root of a collective, as a rank of its communicator; -1 for none.
         is_blocked: whether the rank had given up its core for most of the gap before the call, as in a read of a file.
+        is_more: whether the entry is for a further request of the previous entry's call, such as Waitall.
         operations: the names of operations; several indices may have the same name.
         first: index of the first call of each rank, shape (ranks,).
         start_s: the time at which the program starts on each rank, shape (ranks,).
@@ -70,6 +71,7 @@ class CallGraph:
     dest: IntArray
     root: IntArray
     is_blocked: NDArray[np.bool_]
+    is_more: NDArray[np.bool_]
     operations: tuple[str, ...]
     first: IntArray
     start_s: Floats
@@ -107,7 +109,7 @@ def build_graph(profile: JobProfile) -> CallGraph:
         last_needed, entries["site"].astype(np.int64), entries["op"].astype(np.int64),
         _count_own_bytes(profile, entries), read_itemsizes(entries["flags"]), entries["comm"].astype(np.int64),
         *_find_ends(profile, entries),
-        is_blocked, (*profile.operations, END_OPERATION), first, start,
+        is_blocked, entries["flags"] & EntryFlag.MORE != 0, (*profile.operations, END_OPERATION), first, start,
     )  # fmt: skip
 
 

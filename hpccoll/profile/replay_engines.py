@@ -40,8 +40,9 @@ class ReplayEngine:
         operation, slash, algorithm = name.partition("/")
         if not slash and name not in ENGINES:
             raise UnknownNameError("engine", name, [*ENGINES, NAMED])
-        self.name, self._library = name, OWN if slash else name
         self._algorithms = {Operation.from_name(operation): algorithm} if slash else {}
+        named = [f"{chosen.value}/{algorithm}" for chosen in self._algorithms]
+        self.name, self._library = named[0] if named else name, OWN if slash else name
         for chosen in self._algorithms:
             get_algorithm(chosen, algorithm)
         self._groups: list[Communicator | LibraryEngine | None] = []

@@ -18,12 +18,12 @@ import numpy as np
 from hpccoll.atomic_files import write_atomically
 from hpccoll.errors import UsageError
 from hpccoll.private_files import read_limited
-from hpccoll.statistics import median_ranks
+from hpccoll.statistics import is_interval_full, median_ranks
 
 FILE: Final = "replays.json"
 SCHEMA: Final = "hpccoll-replays/1"
 _MOST_BYTES: Final = 2**24
-_FEWEST_TURNS: Final = 6  # from which the 95 % interval of a median is bounded
+FEWEST_TURNS: Final = 6  # from which the 95 % interval of a median is bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,9 @@ def read_replays(directory: Path) -> tuple[EngineTime, ...]:
 def compare_engines(times: Sequence[EngineTime], recorded: str | None, other: str) -> ReplayedRatio | None:
     """Return the ratio, with its 95 % interval, of run times with the engine `other` and with the recorded engine.
 
-    The result is None if one of the two engines did not run. The ratio is computed from the faster half of the turns,
-    but from at least six turns, because other programs on the machine can only make a turn longer.
+    The result is None if one of the two engines did not run, or in fewer than FEWEST_TURNS turns. The ratio is computed
+    from the faster half of the turns, or from the FEWEST_TURNS fastest ones if the half has fewer, because other
+    programs on the machine can only make a turn longer.
 
     Args:
         times: the run times of all engines, which ran in turns.
@@ -106,8 +107,10 @@ def compare_engines(times: Sequence[EngineTime], recorded: str | None, other: st
         return None
     both = np.array([seconds[recorded], seconds[other]])
     turns = both.shape[1]
-    kept = both[:, np.argsort(both.sum(axis=0), kind="stable")[: max(-(-turns // 2), _FEWEST_TURNS)]]
+    kept = both[:, np.argsort(both.sum(axis=0), kind="stable")[: max(-(-turns // 2), FEWEST_TURNS)]]
     ratios = np.sort(kept[1] / kept[0])
+    if not is_interval_full(ratios):
+        return None
     rank, _ = median_ranks(len(ratios))
     values = (np.median(ratios), ratios[rank - 1], ratios[-rank], np.median(kept[0]))
     return ReplayedRatio(*map(float, values))

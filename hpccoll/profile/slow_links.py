@@ -102,7 +102,7 @@ def find_slow_messages(graph: CallGraph) -> tuple[tuple[SlowNode, ...], tuple[Sl
     """Return a tuple with a `SlowNode` per slow node, and one with a `SlowLink` per other slow pair of ranks.
 
     Both tuples begin with the most costly element. A slow pair of ranks within a slow node has a `SlowLink`, too. Cost:
-    one simulation of the unchanged job, one per element of both tuples, and up to three per slow pair between nodes.
+    one simulation of the unchanged job, one per element of both tuples, and up to three per two nodes with a slow pair.
     """
     placement = Placement.read(graph.profile)
     pairs = _list_pairs(graph, placement)
@@ -147,11 +147,10 @@ def _find_slow_nodes(
     for node, all_pairs in of_node.items():
         if sum(pair.is_slow for pair in all_pairs) > max(_SLOW_SHARE * len(all_pairs), 1):
             slow_nodes.add(node)
-    for pair in slow:
-        ends = [node for node in of_node if pair.connects(node)]
-        if ends and not slow_nodes.intersection(ends):
-            worst = max(ends, key=lambda node: describe(node).saved_s)
-            link = [(other.calls, other.usual_s) for other in slow if {*other.nodes} == {*pair.nodes}]
+    for nodes in dict.fromkeys(frozenset(pair.nodes) for pair in slow if pair.nodes[0] != pair.nodes[1]):
+        if of_node and not slow_nodes & nodes:
+            worst = max(sorted(nodes), key=lambda node: describe(node).saved_s)
+            link = [(pair.calls, pair.usual_s) for pair in slow if {*pair.nodes} == nodes]
             more_s = describe(worst).saved_s - _MORE_SAVED * (replayed_s - _replay_healed(graph, link))
             if more_s > _LEAST_MORE_SAVED * replayed_s:
                 slow_nodes.add(worst)

@@ -197,14 +197,7 @@ def measure_transfers(graph: CallGraph, transfers: JobTransfers) -> list[Recorde
 
 
 def _divide_equally(graph: CallGraph) -> Floats:
-    """Return the transfer seconds of all entries; entries of one call, such as Waitall, share its transfer equally.
-
-    The entries of one call are consecutive waits without a gap.
-    """
-    is_wait = (
-        graph.op == graph.operations.index("wait") if "wait" in graph.operations else np.zeros(len(graph.op), bool)
-    )
-    is_more = is_wait & np.roll(is_wait, 1) & (graph.gap_s == 0)
-    is_more[graph.first] = False
-    group = np.cumsum(~is_more) - 1
+    """Return the transfer seconds of all entries; waits of one call, such as Waitall, share its transfer equally."""
+    is_wait = np.array([name == "wait" for name in graph.operations])[graph.op]
+    group = np.cumsum(~(is_wait & graph.is_more)) - 1
     return np.asarray((np.bincount(group, graph.transfer_s) / np.bincount(group))[group], np.float64)

@@ -278,7 +278,7 @@ class WhatIf:
             choice = make_choice(operation, algorithm, 0, None)
             title = f"{choice.operation.value} by {algorithm}"
             changed = self._times.change_algorithms(choice.operation, algorithm)
-            remedy = self._suggest_measurements(choice.operation, value)
+            remedy = self._suggest_measurements(choice.operation, f"{choice.operation.value}/{algorithm}")
         if not changed.estimates and changed.unknown:
             return ChangedJob(title, gap_s, None, remedy=remedy)
         bounds_s, assumption = (changed.low_s, changed.high_s), changed.describe_source()
@@ -309,12 +309,13 @@ class WhatIf:
         `value` is `auto`, for hpccoll with the algorithms that it selects, or OPERATION/ALGORITHM.
         """
         profile, recorded_s = self.graph.profile, self.graph.run_s
-        engine = "hpccoll" if value == "auto" else value
+        operation, _, algorithm = value.partition("/")
+        engine = f"{Operation.from_name(operation).value}/{algorithm}" if algorithm else "hpccoll"
         ratio = compare_engines(profile.replays, self._times.find_recorded_engine(), engine)
         if ratio is None:
             return None
         bounds_s = recorded_s * ratio.low, recorded_s * ratio.high
-        title = "the algorithms that hpccoll selects" if value == "auto" else value.replace("/", " by ")
+        title = "the algorithms that hpccoll selects" if value == "auto" else engine.replace("/", " by ")
         error = abs(ratio.recorded_engine_s / recorded_s - 1)
         source = "measured by hpccoll replay, in which hpccoll carries out all collectives"
         prediction = Prediction(change, title, recorded_s * ratio.median, bounds_s, recorded_s, error, source)

@@ -169,6 +169,7 @@ class CallCache:
         left = self._calls_left.get(kind)
         if left is None:
             if len(self._calls_left) >= _MOST_COUNTED:
+                self.forget()  # cached calls would go on with the old numbers, and those of other ranks with new ones
                 self._calls_left.clear()
             left = self._calls_left[kind] = np.full(1, CALLS_BEFORE_PLAN)
         return left

@@ -69,8 +69,6 @@ class CallSelector(Selector):
             return self._select_uneven_exchange(call, asynchronous=asynchronous)
         if operation.reduces and not reduction.commutative and not call.library:
             call = self._keep_rank_order(call, asynchronous=asynchronous)
-        if call.has_new_counts and self._library.can_run(call, asynchronous=asynchronous):
-            return Selection(None, 1, "few calls with these counts so far")
         nbytes = operation.message_bytes(call.count, dtype.itemsize, self._ranks)
         if call.library:
             self._require_library(call, asynchronous=asynchronous)
@@ -84,7 +82,8 @@ class CallSelector(Selector):
             offered = self._library.can_run(call, asynchronous=asynchronous)
             buffer, size = self.buffer_kind(call), round_message_size(nbytes)
             key = SelectionKey(operation, size, dtype.itemsize, buffer, offered, shared, not asynchronous)
-            selection = self.select(key)
+            is_new = call.has_new_counts and offered
+            selection = Selection(None, 1, "few calls with these counts so far") if is_new else self.select(key)
             if self.log is not None:
                 self.log(operation, nbytes, buffer, selection, dtype.name, reduction.name)
         most_chunks = max(call.count if isinstance(call.count, int) else max(call.count), 1)

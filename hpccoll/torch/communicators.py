@@ -49,9 +49,11 @@ def open_communicator(ranks: Sequence[int], name: str, timeout: timedelta) -> Co
     # Torch's name of a group contains a counter, which differs between ranks if only some made an earlier group.
     tag = _wait_for_ranks(own_world, ranks, timeout, zlib.crc32(name.encode()) % MOST_TAGS)
     group = own_world.group.Incl(ranks)
-    with unlock_after_failure():
-        comm = own_world.Create_group(group, tag=tag)
-    group.Free()
+    try:
+        with unlock_after_failure():
+            comm = own_world.Create_group(group, tag=tag)
+    finally:
+        group.Free()
     is_compared = True if dist.get_debug_level() == dist.DebugLevel.DETAIL else None
     on_failure: OnFailure = "raise" if is_enabled() else "end"
     return Communicator(

@@ -139,10 +139,11 @@ def test_the_saving_of_a_replay_is_stated(tmp_path):
     words = ["--json", "-", "--what-if", "algorithm=all_reduce/ring"]
     before, after = "--engine mpi,all_reduce/ring --save", "measured by hpccoll replay"
     assert before in run([BIN / "hpccoll", "profile", job, *words], 0).stdout
-    run([BIN / "hpccoll", "replay", job, "--engine", "mpi,all_reduce/ring", "--save", "-n", 2], 2)
+    run([BIN / "hpccoll", "replay", job, "--engine", "mpi,all_reduce/ring", "--save", "-n", 6], 2)
     assert after in run([BIN / "hpccoll", "profile", job, *words], 0).stdout
     refused = run([BIN / "hpccoll", "replay", job, "--no-compute", "--save"], 1, status=2)
-    assert "--save" in refused.stderr
+    assert "--save and --no-compute exclude each other" in refused.stderr
+    assert "add -n 12" in run([BIN / "hpccoll", "replay", job, "--save"], 1, status=2).stderr
     refused = run([BIN / "hpccoll", "profile", "-o", job, program], 2, status=2).stderr
     assert refused.count("has a recording; add --overwrite before the script") == 1
     run([BIN / "hpccoll", "profile", "-o", job, "--overwrite", program], 2)  # a new recording has no replay

@@ -156,6 +156,12 @@ def test_a_ufunc_of_the_user_is_computed_without_python(function, name, monkeypa
             assert same_bits(target, wanted), length
 
 
+def test_a_ufunc_that_raises_is_called_as_a_function():
+    x, exponents, out = np.ones(3, np.int64), np.full(3, -1), np.zeros(3, np.int64)
+    with pytest.raises(ValueError, match="negative integer powers"):
+        make_reducer(np.power, DTYPES["int64"])(get_address(x), get_address(exponents), get_address(out), x.nbytes)
+
+
 @pytest.mark.parametrize("function", [np.logical_and, np.matmul])
 def test_other_ufuncs_are_called_as_functions(function):
     """`logical_and` has no loop with results of the dtype, and `matmul` none by element."""

@@ -405,6 +405,21 @@ def test_operations_that_one_wait_completes_take_equal_parts_of_its_transfer():
     assert measured[64].seconds == pytest.approx(2.0)
 
 
+def test_operations_that_two_waits_complete_have_transfers_of_their_own():
+    builders = [
+        TraceBuilder()
+        .add("all_reduce", 0, 0, nbytes=8, flags=EntryFlag.START, request=1)
+        .add("all_reduce", 0, 0, nbytes=64, flags=EntryFlag.START, request=2)
+        .add("wait", 1, 2, flags=EntryFlag.COMPLETE, request=1)
+        .add("wait", 2, 5, flags=EntryFlag.COMPLETE, request=2)
+        for _ in range(2)
+    ]
+    graph = build_graph(make_profile(builders, 5))
+    transfers = classify_transfers(graph)
+    measured = dict(zip((kind.nbytes for kind in transfers.kinds), measure_transfers(graph, transfers), strict=True))
+    assert {nbytes: transfer.seconds for nbytes, transfer in measured.items()} == pytest.approx({8: 1.0, 64: 3.0})
+
+
 def test_gloo_takes_its_ring_and_runs_one_collective_after_the_other():
     builders = [
         TraceBuilder().add("all_reduce", 0, 0, flags=EntryFlag.START, request=1)

@@ -12,7 +12,10 @@ from hpccoll.profile.replay_times import FILE, EngineTime, compare_engines, read
 from hpccoll.profile.what_if import WhatIf
 from tests.unit.profile.test_predictions import make_one_size_graph
 
-TIMES = (EngineTime("all_reduce/ring", (0.30, 0.31, 0.32)), EngineTime("all_reduce/tree", (0.20, 0.20, 0.22)))
+TIMES = (
+    EngineTime("all_reduce/ring", (0.30, 0.31, 0.31, 0.31, 0.31, 0.32)),
+    EngineTime("all_reduce/tree", (0.20, 0.20, 0.20, 0.20, 0.20, 0.22)),
+)
 
 
 def predict(times, algorithm="ring", change="algorithm=all_reduce/tree", **fields):
@@ -37,15 +40,14 @@ def test_a_damaged_file_is_refused(content, tmp_path):
 
 def test_a_replay_states_the_saving():
     recorded_s, predicted = predict(TIMES)
-    ratios = 0.20 / 0.31, 0.20 / 0.30, 0.22 / 0.32
-    assert predicted.seconds == pytest.approx(recorded_s * ratios[1])
-    assert predicted.bounds_s == pytest.approx((recorded_s * ratios[0], recorded_s * ratios[2]))
+    assert predicted.seconds == pytest.approx(recorded_s * 0.20 / 0.31)
+    assert predicted.bounds_s == pytest.approx((recorded_s * 0.20 / 0.31, recorded_s * 0.22 / 0.32))
     assert predicted.error == pytest.approx(abs(0.31 / recorded_s - 1))
     assert "measured by hpccoll replay" in predicted.assumption
 
 
 def test_a_replay_whose_times_vary_gives_bounds_only():
-    times = (TIMES[0], EngineTime("all_reduce/tree", (0.30, 0.20, 0.22)))
+    times = (TIMES[0], EngineTime("all_reduce/tree", (0.30, 0.20, 0.22, 0.20, 0.30, 0.22)))
     predicted = predict(times)[1]
     assert predicted.seconds is None
     assert predicted.bounds_s is not None
@@ -64,14 +66,14 @@ def test_a_replay_whose_times_vary_gives_bounds_only():
     ],
 )
 def test_the_recorded_engine(algorithms, library, engine):
-    times = (EngineTime(engine or "all_reduce/ring", (1.0, 1.0)), EngineTime("all_reduce/tree", (0.9, 0.9)))
+    times = (EngineTime(engine or "all_reduce/ring", (1.0,) * 6), EngineTime("all_reduce/tree", (0.9,) * 6))
     predicted = predict(times, algorithms=algorithms, library=library)[1]
     assert ("measured by hpccoll replay" in predicted.assumption) == (engine is not None)
 
 
 def test_auto_is_what_hpccoll_selects():
     recorded_s, predicted = predict((TIMES[0], replace(TIMES[1], engine="hpccoll")), change="algorithm=auto")
-    assert predicted.seconds == pytest.approx(recorded_s * 0.20 / 0.30)
+    assert predicted.seconds == pytest.approx(recorded_s * 0.20 / 0.31)
 
 
 def test_disturbed_turns_are_left_out():
@@ -86,3 +88,9 @@ def test_disturbed_turns_are_left_out():
 def test_engines_of_different_replays_are_not_compared():
     assert compare_engines((TIMES[0], EngineTime("hpccoll", (0.1,))), "all_reduce/ring", "hpccoll") is None
     assert compare_engines(TIMES, None, "all_reduce/tree") is None
+    assert compare_engines(TIMES, "all_reduce/ring", "all_reduce/tree") is not None
+
+
+def test_few_turns_predict_nothing():
+    few = [EngineTime(timed.engine, timed.seconds[:5]) for timed in TIMES]
+    assert compare_engines(few, "all_reduce/ring", "all_reduce/tree") is None
