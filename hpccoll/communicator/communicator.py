@@ -60,8 +60,9 @@ class Communicator(
             exception, or ends its program although other ranks wait for it.
         mixed_forms: whether some ranks may call a collective without `async_op` while others call it with `async_op`;
             collectives that send messages then cost a little more.
-        compare_arguments: whether all ranks compare their arguments before each collective; None means that they do so
-            if HPCCOLL_DEBUG=1 is set.
+        compare_arguments: whether all ranks compare their arguments before each collective, and receives from a given
+            rank compare the dtype of the message; the same on all ranks. None means that they do so if HPCCOLL_DEBUG=1
+            is set.
         name: the name of the communicator in recordings, the same on all ranks.
         on_failure: what the death of a rank does: "end" ends the job, as MPI does; with "raise", calls of the other
             ranks raise RankLostError, and `shrink` returns a communicator of these ranks. See docs/failures.md.

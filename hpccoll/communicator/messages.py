@@ -30,7 +30,8 @@ class MessageMethods(CommunicatorBase):
             dest: rank of the receiver, another rank than this one; None or hpccoll.PROC_NULL sends nothing.
             tag: number from 0 to 32767; the receiver must pass the same number.
 
-        The receiver's array should have the dtype of `x`: `recv` compares dtypes with HPCCOLL_DEBUG=1 only.
+        The receiver's array should have the dtype of `x`: `recv` compares dtypes only on a communicator that compares
+        arguments (HPCCOLL_DEBUG=1 or `compare_arguments`).
 
         Raises:
             UsageError: `dest` is this rank, or not a rank of the communicator; use `isend` for messages of a rank to
@@ -66,12 +67,12 @@ class MessageMethods(CommunicatorBase):
             status: gets the rank of the sender and the tag, as with mpi4py's `Recv`; PROC_NULL and ANY_TAG if nothing
                 is received.
 
-        Without HPCCOLL_DEBUG=1, the bytes of a message of another dtype are stored as they are, without an error,
-        because messages carry no dtype.
+        Unless the communicator compares arguments (HPCCOLL_DEBUG=1 or `compare_arguments`), the bytes of a message of
+        another dtype are stored as they are, without an error, because messages carry no dtype.
 
         Raises:
-            CommunicationError: the message has another size than `x`; with HPCCOLL_DEBUG=1, also if `source` is a rank
-                and the message has another dtype, and neither dtype is uint8.
+            CommunicationError: the message has another size than `x`; if arguments are compared, also if `source` is a
+                rank and the message has another dtype, and neither dtype is uint8.
 
         Example:
             >>> work = comm.isend(np.arange(3), dest=comm.rank)

@@ -132,11 +132,11 @@ class SurvivalMethods(CommunicatorBase):
         `create` makes an MPI communicator of the members. The other arguments and errors are those of `_make_groups`.
         """
         if self._control is None:
-            self._meet(members, name)
+            self._wait_for_members(members, name)
             return make(create())
         vote, made, problem = GroupVote(self._control, members), None, None
         try:
-            self._meet(members, name)
+            self._wait_for_members(members, name)
         except (CommunicationError, job.load_mpi().Exception):
             vote.give_up()
             self._state.kept.append(vote)
@@ -155,7 +155,7 @@ class SurvivalMethods(CommunicatorBase):
         self._state.take_exception(name, problem if isinstance(problem, HpccollError) else error)
         raise problem or error
 
-    def _meet(self, members: Sequence[int], name: str) -> None:
+    def _wait_for_members(self, members: Sequence[int], name: str) -> None:
         """Wait until the ranks `members`, this rank among them, have called this method; `name` is for reports."""
         with self._state.wait(name, peers=tuple(rank for rank in members if rank != self.rank)):
             wait_for_members(self._comm, members, self._engine.progress)

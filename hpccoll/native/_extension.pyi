@@ -15,7 +15,7 @@ class Reducer:
 
     Args:
         function: a ufunc of NumPy; for half types the number of a function; or a function of the user, which takes
-            the addresses of left, right and out, and the number of elements.
+            three buffers of bytes: left, right and out. The function must not use the buffers after it returns.
         itemsize: bytes per element.
         type_number: the number of the element type in NumPy (`dtype.num`); negative for a function of the user.
         half: 0 for float16, 1 for bfloat16, negative for other types.

@@ -96,7 +96,7 @@ static PyObject *call_method(PyObject *self, PyObject *const *args, size_t nargs
     PyObject *values[MOST_PARAMETERS], *arguments[TABLE_ARGUMENTS];
     if (positional >= 0 && read_parameters(method, args + 1, positional, names, values) &&
         fill_arguments(method, values, arguments)) {
-        // The table is an attribute of the object. The look-up passes over a __getattr__ of the class.
+        // The table is an attribute of the object. This look-up does not call a __getattr__ of the class.
         PyObject *table = PyObject_GenericGetAttr(args[0], method->table_name), *result = Py_NewRef(Py_NotImplemented);
         if (!table) {
             PyErr_Clear();  // the Python function raises the error for an object without a table
@@ -137,9 +137,13 @@ static PyObject *TableMethod_new(PyTypeObject *type, PyObject *args, PyObject *k
         return NULL;
     }
     Py_ssize_t count = PyTuple_GET_SIZE(names);
-    if (count > MOST_PARAMETERS || PyTuple_GET_SIZE(roles) != count || PyTuple_GET_SIZE(defaults) != count ||
-        positional < 0 || positional > count || PyTuple_GET_SIZE(fixed) != TABLE_ARGUMENTS) {
+    if (count > MOST_PARAMETERS || PyTuple_GET_SIZE(roles) != count || PyTuple_GET_SIZE(defaults) != count) {
         PyErr_SetString(PyExc_ValueError, "each of up to eight parameters has a name, a role and a default value");
+        return NULL;
+    }
+    if (positional < 0 || positional > count || PyTuple_GET_SIZE(fixed) != TABLE_ARGUMENTS) {
+        PyErr_SetString(PyExc_ValueError, "pass a fixed value for each argument of the table, and as many positional "
+                                          "parameters as there are or fewer");
         return NULL;
     }
     TableMethodObject *self = (TableMethodObject *)type->tp_alloc(type, 0);

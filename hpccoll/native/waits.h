@@ -19,9 +19,9 @@ static inline int64_t read_clock_ns(void) {
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-// Returns for how long a rank that waits yields its core before it sleeps. If each rank has a core of its own, a rank
-// sleeps only in long waits: in a program with waits of 200 us in a virtual machine, waking the other rank took the last
-// one 18 us, and the rank that was woken came 15 us later to the next message.
+// Returns how long a waiting rank yields its core before it sleeps. If each rank has a core of its own, a rank sleeps
+// only in long waits. In a program with waits of 200 us in a virtual machine, the last rank spent 18 us to wake the other
+// rank, and the woken rank reached its next message 15 us later.
 static inline int64_t choose_yield_ns(bool oversubscribed) { return oversubscribed ? 100000 : 2000000; }
 
 enum { LINE_WORDS = 8, ENTRY_WORDS = 3, ENTRIES = 2 };

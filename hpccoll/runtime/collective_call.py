@@ -44,9 +44,9 @@ class CollectiveCall:
 
     @property
     def kind(self) -> tuple[Operation, str, str, int, Count]:
-        """The properties of a call that are equal on all ranks: operation, names of dtype and reduction, root, count.
+        """The key by which ranks count calls: operation, names of dtype and reduction, root and count.
 
-        In an all-to-all of blocks of different sizes, the ranks have different counts.
+        The key is the same on all ranks, except in an all-to-all of blocks of different sizes, where counts differ.
         """
         return self.operation, self.dtype.name, self.reduction.name, self.root, self.count
 

@@ -145,7 +145,7 @@ class Engine(PlanContext):
             self.cache.add(call, request, get_executable, asynchronous=asynchronous)
 
     def _resolve(self, call: CollectiveCall, *, asynchronous: bool = False) -> CollectiveCall:
-        """Return a call with the selected algorithm and number of chunks; without an algorithm for the MPI library."""
+        """Return `call` with the selected algorithm (None for the MPI library's own collective) and chunk count."""
         selection = self.selector.select_for(call, asynchronous=asynchronous)
         return replace(call, algorithm=selection.algorithm, chunks=selection.chunks)
 
@@ -294,8 +294,8 @@ class Engine(PlanContext):
 
         Raises:
             UnavailableError: the algorithm needs shared memory, but the ranks cannot share memory.
-            UsageError: the call has no algorithm, or the algorithm does not work on several nodes, or not there in
-                device memory.
+            UsageError: the call has no algorithm; or the ranks are on several nodes, and the algorithm works on one
+                node only, or on several nodes only in host memory.
             ReductionError: the algorithm cannot reduce by a Python function in device memory.
         """
         algorithm = call.algorithm

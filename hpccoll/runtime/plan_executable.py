@@ -30,7 +30,9 @@ Native = TypeVar("Native")
 
 
 class PlanContext:
-    """What the executables of one communicator share: its memory, and its programs and native calls; see `Engine`.
+    """The state that the executables of one communicator share: memory, and caches of plans, programs and native calls.
+
+    `Engine` is the context of a communicator.
 
     Blocking plans of messages use `scratch`. Plans that use shared memory have `shared_scratch` in common, because only
     one of them runs at a time, even if they are asynchronous.

@@ -118,8 +118,8 @@ ONE_NODE_RULES: dict[tuple[Operation, BufferKind], tuple[SizeRule, ...]] = {
     },
     (Operation.ALL_TO_ALL, BufferKind.HOST): _prefer_shared(8 * MiB, MPI_LIBRARY),
     # Calls of 8 B to 4 KiB in symmetric buffers on 2 ranks take 1.3 to 1.9 us by `shared`, and 3.1 to 5.5 us by MPI.
-    # Calls of 8 B to 4 KiB in symmetric buffers, 4 ranks on 2 cores: 10 us by `shared`, 18 to 30 us by MPI.
-    # Calls of 8 B to 4 KiB in symmetric buffers, 4 ranks on 2 cores: 5 to 7 us by MPI if not every rank waits for all.
+    # On 4 ranks that share 2 cores, such calls take 10 us by `shared`. By MPI, they take 5 to 7 us
+    # for operations in which some ranks do not wait for all others, and 18 to 30 us for the other operations.
     **{
         (operation, BufferKind.SYMMETRIC): (SizeRule(ANY_SIZE, ("shared",)),)
         for operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL)

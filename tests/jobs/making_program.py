@@ -66,7 +66,7 @@ def succeeds(call: Callable[[], object]) -> bool:
     return True
 
 
-def call_until_lost(comm: hpccoll.Communicator, call: Callable[[], object]) -> None:
+def call_until_lost(call: Callable[[], object]) -> None:
     """Repeat a call until it raises RankLostError."""
     while True:
         try:
@@ -105,7 +105,7 @@ def lose_first(seed: int, directory: Path) -> hpccoll.Communicator:
     raised, kind = time.monotonic(), "first"
     if comm.size == ranks:
         step = iter(range(10**9))
-        call_until_lost(comm, lambda: call_one(comm, random.Random(seed), next(step)))
+        call_until_lost(lambda: call_one(comm, random.Random(seed), next(step)))
         raised, kind = time.monotonic(), "first-call"
         comm = comm.shrink()
     report(kind, ranks, comm, raised - float(note.read_text()), time.monotonic() - raised)

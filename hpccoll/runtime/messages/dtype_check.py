@@ -31,7 +31,7 @@ class DtypeNote:
             self._memory[: len(own)] = np.frombuffer(own, np.uint8)
 
     def append_to(self, segment: Any) -> list[Any]:
-        """Return the buffer argument of mpi4py's Isend or Irecv for `segment`, in host memory, and this note behind."""
+        """Return mpi4py's buffer argument of Isend or Irecv for `segment`, in host memory, followed by this note."""
         parts = [segment, self._memory]
         sizes, addresses = [part.nbytes for part in parts], [MPI.Get_address(part) for part in parts]
         datatype = MPI.BYTE.Create_hindexed(sizes, addresses).Commit()
