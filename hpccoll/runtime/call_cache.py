@@ -155,23 +155,23 @@ class CallCache:
         """
         if isinstance(call.count, int) or call.is_uneven_exchange or call.algorithm is not None or call.library:
             return call
-        left = self._find_calls_left(call.kind)
+        left = self._find_calls_left(call.counting_key)
         if left[0] <= 0:
             return call
         left[0] -= 1
         return replace(call, has_new_counts=True)
 
-    def _find_calls_left(self, kind: Hashable) -> Any:
-        """Return an array of one number: how many calls of a kind go to MPI before `auto` selects an algorithm.
+    def _find_calls_left(self, key: Hashable) -> Any:
+        """Return an array of one number: how many calls with a key go to MPI before `auto` selects an algorithm.
 
-        `kind` has the properties of a call that are equal on all ranks; see `CollectiveCall.kind`.
+        `key` is the `counting_key` of a call.
         """
-        left = self._calls_left.get(kind)
+        left = self._calls_left.get(key)
         if left is None:
             if len(self._calls_left) >= _MOST_COUNTED:
                 self.forget()  # cached calls would go on with the old numbers, and those of other ranks with new ones
                 self._calls_left.clear()
-            left = self._calls_left[kind] = np.full(1, CALLS_BEFORE_PLAN)
+            left = self._calls_left[key] = np.full(1, CALLS_BEFORE_PLAN)
         return left
 
     def add(
@@ -194,7 +194,7 @@ class CallCache:
             for table in (self.blocking, self.asynchronous):
                 table.accept_tensors(torch.Tensor, torch.strided)
         sizes = describe_arrays(call, out, self._ranks)
-        left = self._find_calls_left(call.kind) if call.has_new_counts else None
+        left = self._find_calls_left(call.counting_key) if call.has_new_counts else None
         if call.algorithm is None:
             library = LibraryCall(self._library, call, asynchronous=asynchronous)
             added = self._add_library(library, sizes, request, asynchronous=asynchronous, calls_left=left)
@@ -230,7 +230,7 @@ class CallCache:
             return False
         library, _ = resized
         is_limited = counts is not None and request[0] is not Operation.ALL_TO_ALL and not library.names_library
-        left = self._find_calls_left(library.kind) if is_limited else None
+        left = self._find_calls_left(library.counting_key) if is_limited else None
         if left is not None and left[0] <= 0:
             return False
         return self._add_library(*resized, request, asynchronous=asynchronous, calls_left=left)

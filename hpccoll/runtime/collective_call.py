@@ -43,7 +43,7 @@ class CollectiveCall:
         return shape if isinstance(self.count, int) else shape[1:]
 
     @property
-    def kind(self) -> tuple[Operation, str, str, int, Count]:
+    def counting_key(self) -> tuple[Operation, str, str, int, Count]:
         """The key by which ranks count calls: operation, names of dtype and reduction, root and count.
 
         The key is the same on all ranks, except in an all-to-all of blocks of different sizes, where counts differ.

@@ -127,7 +127,7 @@ class PlanExecutable(Executable):
         scratch: the scratch memory; None means the memory that blocking calls share.
     """
 
-    __slots__ = ("_after", "_before", "_begin", "_call", "_context", "_kind", "_scratch", "_state")
+    __slots__ = ("_after", "_before", "_begin", "_call", "_call_without_arrays", "_context", "_scratch", "_state")
 
     def __init__(self, context: PlanContext, call: CollectiveCall, scratch: Scratch | None = None) -> None:
         super().__init__()
@@ -135,17 +135,21 @@ class PlanExecutable(Executable):
         self._scratch = context.scratch if scratch is None else scratch
         self._call, self._before = bind_prologue(call)
         self._after = bind_epilogue(call, context.size)
-        self._kind = without_arrays(self._call)  # native calls refer to it, and must keep no arrays alive
-        self._begin = partial(context.state.begin, call.operation.value, self._kind.describe(context.state))
+        self._call_without_arrays = without_arrays(
+            self._call
+        )  # native calls refer to it, and must keep no arrays alive
+        self._begin = partial(
+            context.state.begin, call.operation.value, self._call_without_arrays.describe(context.state)
+        )
 
     @property
     def plan(self) -> Plan:
         """The plan that this executable runs."""
-        return self._context.plan(self._kind)
+        return self._context.plan(self._call_without_arrays)
 
     def _find_program(self) -> Program:
         """Return this rank's program (its instructions)."""
-        return self._context.lower(self._kind)
+        return self._context.lower(self._call_without_arrays)
 
     def _take_scratch(self, count: int) -> FlatArray:
         """Return an array of `count` elements of scratch memory, which later operations overwrite."""
@@ -158,4 +162,4 @@ class PlanExecutable(Executable):
         """Release memory and bound functions; a later run raises UsageError."""
         super().free()
         self._before, self._after = (), ()
-        self._call = self._kind
+        self._call = self._call_without_arrays

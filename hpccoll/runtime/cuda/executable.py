@@ -40,7 +40,7 @@ class DeviceExecutable(PlanExecutable):
     def __init__(self, context: PlanContext, call: CollectiveCall, scratch: Scratch | None = None) -> None:
         super().__init__(context, call, scratch)
         symmetric, call = context.node.symmetric, self._call
-        self._facts = self._kind.compared_arguments
+        self._facts = self._call_without_arrays.compared_arguments
         self._entry = compute_fingerprint(self._facts)
         self._location = symmetric.locate(call.source), symmetric.locate(call.result)
         self._in_place_everywhere = can_access_in_place(context, call)

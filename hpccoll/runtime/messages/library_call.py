@@ -70,7 +70,7 @@ class LibraryCall:
         self._reduction, self._on_device = call.reduction, call.module.on_device
         self._method, self._in_place = get_method(call.operation, call.count), call.in_place
         self.has_source, self._has_result = call.source is not None, call.result is not None
-        self.names_library, self._kind = call.library, call.kind
+        self.names_library, self._counting_key = call.library, call.counting_key
         self._divides = call.reduction.divides and self._has_result
         # hpccoll copies the block that a rank sends to itself, unless the call names `mpi` or is on device memory.
         self._copies_own_block = call.is_uneven_exchange and not call.library and not self._on_device
@@ -78,9 +78,9 @@ class LibraryCall:
         self.set_count(call.count)
 
     @property
-    def kind(self) -> tuple[Operation, str, str, int, Count]:
-        """The properties of the calls that are equal on all ranks; see `CollectiveCall.kind`."""
-        return (*self._kind[:-1], self._count)
+    def counting_key(self) -> tuple[Operation, str, str, int, Count]:
+        """The properties of the calls that are equal on all ranks; see `CollectiveCall.counting_key`."""
+        return (*self._counting_key[:-1], self._count)
 
     def set_count(self, count: Count) -> None:
         """Set the number of elements: one number for the vector or for every block, or one number per block."""

@@ -39,15 +39,15 @@ class NativeMessageExecutable(NativeExecutable):
 
     def _find_native(self) -> MessageCall:
         """Return the native call (C code) for calls of this executable's kind."""
-        make = partial(make_message_call, self._context, self._kind, self._context.scratch)
-        return self._context.get_native(("messages", self._kind.plan_key), make)
+        make = partial(make_message_call, self._context, self._call_without_arrays, self._context.scratch)
+        return self._context.get_native(("messages", self._call_without_arrays.plan_key), make)
 
     def make_start(self) -> Callable[[int, int, object], InFlight]:
         """Return a function that does the local work before the plan and starts a run on the addresses of two buffers.
 
         `NativeExecutable.make_start` describes the function.
         """
-        native = make_message_call(self._context, self._kind, {})
+        native = make_message_call(self._context, self._call_without_arrays, {})
 
         def start(source: int, result: int, keep: object) -> NativeRun:
             """Do the local work before the plan, and return a run on buffers at two addresses.

@@ -40,12 +40,12 @@ class SharedMemoryExecutable(NativeExecutable):
 
     def _find_native(self) -> DirectCall | StagedCall:
         """Return the native call (C code), direct or staged, for the memory of this executable's buffers."""
-        return self._get_direct_call() if self.direct else get_staged_call(self._context, self._kind)
+        return self._get_direct_call() if self.direct else get_staged_call(self._context, self._call_without_arrays)
 
     def _get_direct_call(self) -> DirectCall:
         """Return the native call (C code) that runs calls of this kind in place; made once per kind."""
-        make = partial(_make_direct_call, self._context, self._kind)
-        return self._context.get_native(("direct", self._kind.plan_key), make)
+        make = partial(_make_direct_call, self._context, self._call_without_arrays)
+        return self._context.get_native(("direct", self._call_without_arrays.plan_key), make)
 
     def make_start(self) -> Callable[[int, int, object], RunInQueue]:
         """Return a function that starts a run on the addresses of an input and an output.
@@ -58,9 +58,9 @@ class SharedMemoryExecutable(NativeExecutable):
         # The progress thread cannot make the staged call, so the call is made before the run starts.
         # If the slots have no room for the plan (UsageError), no rank can run staged.
         with suppress(UsageError) if self.direct else nullcontext():
-            staged = get_staged_call(self._context, self._kind)
+            staged = get_staged_call(self._context, self._call_without_arrays)
         runs = self._context.node.runs
-        return bind_start(partial(NodeRun, staged, direct), runs, self._before, self._kind.nbytes)
+        return bind_start(partial(NodeRun, staged, direct), runs, self._before, self._call_without_arrays.nbytes)
 
 
 def _make_direct_call(context: PlanContext, call: CollectiveCall) -> DirectCall:

@@ -45,7 +45,7 @@ class PipelineExecutable(NativeExecutable):
     def __init__(self, context: PlanContext, call: CollectiveCall) -> None:
         super().__init__(context, call)
         _require_host_memory(context, call)
-        self.segments = cut_segments(context, self._kind)
+        self.segments = cut_segments(context, self._call_without_arrays)
         self.direct = can_access_in_place(context, self._call)
 
     def run(self) -> None:
@@ -69,13 +69,13 @@ class PipelineExecutable(NativeExecutable):
         The run begins as soon as earlier runs are done and all ranks of the node have started the run.
         `NativeExecutable.make_start` describes the function.
         """
-        context, call = self._context, self._kind
+        context, call = self._context, self._call_without_arrays
         make_call = partial(_make_pipeline_call, context, call, direct=self.direct)
         native = context.get_native(("pipeline", self.direct, call.plan_key), make_call)
         make_staged = partial(_make_segments, context, call, direct=False)
         staged = context.get_native(("segments", call.plan_key), make_staged)
         make_run = partial(PipelineRun, native, staged)
-        return bind_start(make_run, context.node.pipelines, self._before, self._kind.nbytes)
+        return bind_start(make_run, context.node.pipelines, self._before, self._call_without_arrays.nbytes)
 
 
 def _run(
